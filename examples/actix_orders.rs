@@ -1,4 +1,4 @@
-//! As `axum_orders`, with actix-web: annotated handlers, and a resource behind a lock.
+//! Like `axum_orders`, with actix-web: annotated handlers, and a resource behind a lock.
 //!
 //! ```text
 //! cargo run --example actix_orders -- redis://127.0.0.1:6379 8081 /tmp/ledger
@@ -61,7 +61,7 @@ impl ResponseError for OrderError {
     }
 }
 
-/// actix-web runs a handler to its end, also when its client is gone: `max_hold` bounds how long it has the lock.
+/// actix-web runs a handler to its end, even when its client is gone: `max_hold` bounds how long it holds the lock.
 #[distributed_lock(key = "order:<id>", ttl = "5s", wait = "50ms", max_hold = "10s")]
 async fn settle(
     ledger: web::Data<Ledger>,
@@ -71,7 +71,7 @@ async fn settle(
     if ledger.has(id, "settled")? {
         return Err(OrderError::Settled(id));
     }
-    // The call of the payment provider takes time. Without the lock, a second request would get here too.
+    // The call to the payment provider takes time. Without the lock, a second request would get here too.
     actix_web::rt::time::sleep(Duration::from_millis(20)).await;
     ledger.append(id, "settled")?;
     Ok(web::Json(Receipt { order: id }))
@@ -106,11 +106,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = args.next().unwrap_or_else(|| "memory://".to_owned());
     let port: u16 = args.next().map_or(Ok(8080), |port| port.parse())?;
     let ledger = web::Data::new(Ledger::open(args.next())?);
-    // While Redis is down, requests are answered by 503 at once.
+    // While Redis is down, requests are answered with 503 immediately.
     lock_runtime::init_with(LockPool::builder(url).on_outage(OnOutage::Fail)).await?;
 
     let server = HttpServer::new(move || {
-        // The text is read under the lock: a client that stalls has it for ten seconds at most.
+        // The text is read under the lock: a client that stalls holds it for at most ten seconds.
         let lock = LockMiddleware::for_path("order:<id>").parameter::<u64>("id");
         let lock = lock.ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(10));
         let notes = web::resource("/orders/{id}/note").wrap(lock).route(web::post().to(note));
@@ -124,7 +124,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for address in server.addrs() {
         println!("listening on {address}");
     }
-    // SIGTERM or Ctrl-C stops the server first: its requests have two seconds. Then all locks are released.
+    // SIGTERM or Ctrl-C stops the server first: its requests have two seconds to finish. Then all locks are released.
     let served = lock_runtime::web::serve_actix(Duration::from_secs(2), server.run()).await?;
     println!("shut down: {:?}", served.locks);
     Ok(())

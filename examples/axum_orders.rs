@@ -65,7 +65,7 @@ async fn settle(
     if ledger.has(id, "settled")? {
         return Err(OrderError::Settled(id));
     }
-    // The call of the payment provider takes time. Without the lock, a second request would get here too.
+    // The call to the payment provider takes time. Without the lock, a second request would get here too.
     tokio::time::sleep(Duration::from_millis(20)).await;
     ledger.append(id, "settled")?;
     Ok(Json(Receipt { order: id }))
@@ -100,10 +100,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = args.next().unwrap_or_else(|| "memory://".to_owned());
     let port: u16 = args.next().map_or(Ok(8080), |port| port.parse())?;
     let ledger = Ledger::open(args.next())?;
-    // While Redis is down, requests are answered by 503 at once.
+    // While Redis is down, requests are answered with 503 immediately.
     lock_runtime::init_with(LockPool::builder(url).on_outage(OnOutage::Fail)).await?;
 
-    // The text is read under the lock: a client that stalls has it for ten seconds at most.
+    // The text is read under the lock: a client that stalls holds it for at most ten seconds.
     let lock = LockLayer::for_path("order:<id>").parameter::<u64>("id");
     let lock = lock.ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(10));
     let routes = Router::new()
@@ -113,7 +113,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .with_state(ledger);
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
     println!("listening on {}", listener.local_addr()?);
-    // SIGTERM or Ctrl-C stops the server first: its requests have two seconds. Then all locks are released.
+    // SIGTERM or Ctrl-C stops the server first: its requests have two seconds to finish. Then all locks are released.
     let served = lock_runtime::serve(Duration::from_secs(2), |stopped| {
         axum::serve(listener, routes).with_graceful_shutdown(stopped)
     })

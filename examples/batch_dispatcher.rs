@@ -45,7 +45,7 @@ async fn work(table: &Path, done: &Path) -> Result<(), DispatchError> {
             log.push_str(&task);
             log.push('\n');
         }
-        // The work itself runs outside of the lock.
+        // The work itself runs outside the lock.
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

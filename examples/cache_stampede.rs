@@ -1,5 +1,5 @@
 //! A page of a cache expires while a hundred requests want it. Without a lock each of them rebuilds it. With the lock one
-//! request rebuilds it. The others get the old page at once, or wait for the first page if there is none.
+//! request rebuilds it. The others get the old page immediately, or wait for the first page if there is none.
 //!
 //! ```text
 //! cargo run --example cache_stampede [-- redis://127.0.0.1:6379]
@@ -96,7 +96,7 @@ impl Cache {
         }
     }
 
-    /// How often the page is built for a hundred requests at once, and how many of them get another text than `old`.
+    /// How often the page is built for a hundred concurrent requests, and how many of them get another text than `old`.
     async fn storm<F>(
         &self,
         request: fn(Self, u64) -> F,

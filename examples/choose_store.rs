@@ -1,5 +1,5 @@
 //! One service on any store: the URL is all that differs. For each URL, two processes settle an order again and again, and never
-//! at the same time. Then a line says what the store gives.
+//! at the same time. Then a line says what the store provides.
 //!
 //! ```text
 //! cargo run --example choose_store                                  # in this process
@@ -103,7 +103,7 @@ async fn try_store(url: &str) -> Result<(), Failure> {
 
 async fn compare(url: &str, store: &str, folder: &Path) -> Result<(), Failure> {
     let orders = Orders { locks: LockPool::connect(url).await?, folder: folder.to_owned() };
-    // The locks of `memory://` end at the process.
+    // The locks of `memory://` exist only in this process.
     let processes = if store == "memory" { 1 } else { 2 };
     let second = (processes > 1).then(|| start_second_process(url, folder)).transpose()?;
     orders.settle_often().await?;

@@ -1,4 +1,4 @@
-//! A page of the locks and their metrics, beside workers that settle orders. Several instances on one Redis show their own
+//! A page with the locks and their metrics, beside workers that settle orders. Several instances on one Redis show their own
 //! locks, and look up any key.
 //!
 //! ```text
@@ -88,7 +88,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tasks.spawn(repeat(report));
     }
 
-    // For operators alone: keys are shown in full.
+    // For operators only: keys are shown in full.
     let routes = Router::new().nest("/locks", LocksPage::new().into_router());
     // No metric has a key.
     let scrape =

@@ -1,5 +1,5 @@
-//! One of three processes leads at a time. A member of etcd may be killed meanwhile: the leader stays, or it stops before the next
-//! one begins. One of the leaders is killed as well, and its successor begins at the end of its lease.
+//! One of three processes leads at a time. A member of etcd may be killed meanwhile: the leader stays, or it stops before the
+//! next one begins. One of the leaders is killed as well, and its successor begins at the end of its lease.
 //!
 //! ```text
 //! cargo run --example etcd_leader -- etcd://127.0.0.1:2379,127.0.0.1:22379,127.0.0.1:32379/locks    # or by LOCK_URL

@@ -1,5 +1,5 @@
 //! A process stops while it holds a lock, as in a pause of its machine. Its lease expires, another process gets the lock and
-//! writes. Then the first one goes on and writes too late. The table compares fences and refuses this write.
+//! writes. Then the first one continues and writes too late. The table compares fences and refuses this write.
 //!
 //! ```text
 //! cargo run --example fenced_writes -- postgres://user:password@127.0.0.1:5432/database
@@ -60,7 +60,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gets the lock, is stopped, and writes as soon as it goes on, without a check whether the lease is still valid.
+/// Gets the lock, is stopped, and writes as soon as it continues, without checking whether the lease is still valid.
 async fn stopped_holder(url: &str) -> Result<(), Failure> {
     let orders = connect(url).await?;
     let pool = LockPool::connect(&locks(url)).await?;

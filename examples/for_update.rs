@@ -69,7 +69,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has the row and has written, and is stopped before the commit.
+/// Holds the row, has written, and is stopped before the commit.
 async fn stopped_holder(url: &str) -> Result<(), Failure> {
     let mut orders = connect(url).await?;
     let transaction = lock(&mut orders, "order:42").await?;
@@ -88,7 +88,7 @@ async fn stopped_holder(url: &str) -> Result<(), Failure> {
 
 /// Waits for the row of `key`, and locks it until the end of the transaction.
 async fn lock<'a>(orders: &'a mut Client, key: &str) -> Result<Transaction<'a>, Failure> {
-    // A row has to be there before it can be locked.
+    // A row has to exist before it can be locked.
     orders.execute("INSERT INTO row_lock VALUES ($1) ON CONFLICT DO NOTHING", &[&key]).await?;
     let transaction = orders.transaction().await?;
     transaction.query_one("SELECT key FROM row_lock WHERE key = $1 FOR UPDATE", &[&key]).await?;

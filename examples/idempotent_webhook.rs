@@ -1,5 +1,5 @@
-//! A payment provider delivers each event at least once: again after a time-out, and to several instances at once. The lock
-//! of an event keeps its deliveries apart, and a table of results answers the later ones.
+//! A payment provider delivers each event at least once: again after a time-out, and to several instances at the same time. The
+//! lock of an event keeps its deliveries apart, and a table of results answers the later ones.
 //!
 //! ```text
 //! cargo run --example idempotent_webhook [-- redis://127.0.0.1:6379]

@@ -1,5 +1,5 @@
-//! Load for instances of `axum_orders` and `actix_orders`: 10,000 requests to settle 100 new orders, from 32 clients at
-//! once. It counts the answers, and fails if an order was settled twice or not at all.
+//! Load for instances of `axum_orders` and `actix_orders`: 10,000 requests to settle 100 new orders, from 32 concurrent clients.
+//! It counts the answers, and fails if an order was settled twice or not at all.
 //!
 //! ```text
 //! cargo run --example axum_orders -- redis://127.0.0.1:6379 8081 &
@@ -43,7 +43,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         clients.spawn(async move {
             let mut client = Client::connect(&address).await?;
             let mut answers = Vec::new();
-            // All clients are after the same order at a time.
+            // All clients request the same order at the same time.
             loop {
                 let request = next.fetch_add(1, Ordering::Relaxed);
                 if request >= requests {

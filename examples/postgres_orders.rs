@@ -1,6 +1,6 @@
 //! Locks and orders are in one database. A process stops while it holds a lock, as in a pause of its machine. Its lease
-//! expires, and another process gets the lock and commits. Then the first one goes on: its transaction is pinned to its
-//! grant, so it cannot commit. No column of the orders has a fence, and no write compares one.
+//! expires, and another process gets the lock and commits. Then the first one continues: its transaction is pinned to its grant,
+//! so it cannot commit. No column of the orders has a fence, and no write compares one.
 //!
 //! ```text
 //! cargo run --example postgres_orders -- postgres://user:password@127.0.0.1:5432/database
@@ -82,7 +82,7 @@ async fn write(
     let pin = lock.pin_sql()?;
     stop();
     let transaction = orders.transaction().await?;
-    // The one line that a transaction needs. Dropped behind an error, the transaction is rolled back.
+    // The one line that a transaction needs. Dropped after an error, the transaction is rolled back.
     if let Err(error) = transaction.batch_execute(&pin).await {
         let code = error.code().map_or("none", |code| code.code());
         return Ok(format!("the transaction of `{state}` is refused with SQLSTATE {code}"));

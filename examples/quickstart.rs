@@ -1,4 +1,4 @@
-//! One annotated function, called from several tasks at once. At most one of them runs per order.
+//! One annotated function, called from several tasks at the same time. At most one of them runs per order.
 //!
 //! ```text
 //! cargo run --example quickstart                            # no server needed
@@ -29,7 +29,7 @@ async fn main() -> Result<(), LockError> {
     for (id, customer) in [(1, "anna"), (1, "ben"), (2, "cora"), (1, "dan"), (2, "eve")] {
         calls.spawn(settle(id, customer, began));
     }
-    // Calls for the same order run one after another, different orders at the same time.
+    // Calls for the same order run one after another; calls for different orders run at the same time.
     for outcome in calls.join_all().await {
         outcome?;
     }

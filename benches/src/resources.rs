@@ -23,7 +23,7 @@ pub(crate) fn percent_of_core(pid: u32, window: Duration) -> f64 {
 /// Seconds of processor time of all children of this process that have ended, and of theirs.
 pub(crate) fn cpu_seconds_of_children() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program may contain spaces. The first field behind it is the third of the line.
+    // The name of the program may contain spaces. The first field after it is the third of the line.
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split_whitespace();
     let ticks = fields.skip(13).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>();
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64

@@ -32,7 +32,7 @@ impl ShedLock {
         for _ in 0..CONNECTIONS {
             free.push(Session::connect(url).await);
         }
-        // Two processes may make it at once.
+        // Two processes may make it at the same time.
         let _ = free[0].run(TABLE).await;
         let name = format!("bench-{:016x}", fastrand::u64(..));
         Self { free: Mutex::new(free), permits: Semaphore::new(CONNECTIONS), name }

@@ -77,8 +77,8 @@ impl Worker {
         Self { child, input, output, log: log.to_owned() }
     }
 
-    /// Starts `work`, which begins at [`go`](Self::go). If the worker is to be killed before the end, each section is
-    /// logged at once.
+    /// Starts `work`, which begins at [`go`](Self::go). If the worker will be killed before the end, each section is
+    /// logged immediately.
     pub(crate) fn sections(work: Work<'_>, log: &Path, at_once: bool) -> Self {
         let ttl = work.ttl.map_or(0, |ttl| ttl.as_millis());
         let args = [
@@ -97,8 +97,8 @@ impl Worker {
         worker
     }
 
-    /// Starts a program in another language. Behind its own arguments it gets the number of tasks, the microseconds of
-    /// a body, whether each task has a key of its own, and the log.
+    /// Starts a program in another language. Its own arguments are followed by the number of tasks, the microseconds of a body,
+    /// whether each task has its own key, and the log.
     pub(crate) fn foreign(program: &Command, work: Work<'_>, log: &Path) -> Self {
         let mut command = Command::new(program.get_program());
         command.args(program.get_args()).args([

@@ -9,7 +9,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger in `folder`, or in one of this machine's for temporary files.
+    /// A ledger in `folder`, or in a folder of this machine's for temporary files.
     pub(crate) fn open(folder: Option<String>) -> io::Result<Self> {
         let folder = folder.map_or_else(|| std::env::temp_dir().join("orders"), PathBuf::from);
         std::fs::create_dir_all(&folder)?;

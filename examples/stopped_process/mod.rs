@@ -25,7 +25,7 @@ impl StoppedProcess {
         Ok(first)
     }
 
-    /// Lets it go on behind its first line, and waits for its end.
+    /// Lets it continue after its first line, and waits for its end.
     pub(crate) fn go_on(mut self) -> Result<(), Box<dyn Error>> {
         self.child.stdin.take().ok_or("the input of the child")?.write_all(b"go on\n")?;
         self.signal("CONT")?;

@@ -115,7 +115,7 @@ fn placeholders_in_code(expression: &Expr, params: &Params, errors: &mut Errors)
     }
 }
 
-/// Names beside the locks are refused at run time too.
+/// Names beside the locks are also refused at run time.
 fn reserved(literal: &LitStr, errors: &mut Errors) {
     const RESERVED: &str = "lock_runtime:";
     if let Some(at) = literal.value().find(RESERVED) {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Output, with `P` for `::lock_runtime::__private`. Methods on a reference are called by path, because a
-//! user's trait may have a method of that name for every type.
+//! user's trait may have a method with that name for every type.
 //!
 //! ```text
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> {
@@ -138,8 +138,8 @@ impl Expansion<'_> {
 
     /// A block that builds the call. It borrows the arguments only until the first await.
     ///
-    /// Temporary values of the keys end before the settings are evaluated, and those of each setting before the next one:
-    /// they may be guards of one mutex.
+    /// Temporary values of the keys end before the settings are evaluated, and those of each setting before the next one. They
+    /// may be guards of one mutex.
     fn call(&self) -> TokenStream {
         let span = self.span;
         let runtime = self.runtime.at(span);

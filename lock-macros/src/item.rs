@@ -344,7 +344,7 @@ fn regroup(like: &Group, stream: TokenStream) -> Group {
     group
 }
 
-/// The `T` of `impl Future<Output = T>`, also in a `Pin<Box<dyn ..>>`.
+/// The `T` of `impl Future<Output = T>`, even inside a `Pin<Box<dyn ..>>`.
 fn future_output(future: &Type) -> Option<&Type> {
     match future {
         Type::ImplTrait(opaque) => bound_output(&opaque.bounds),

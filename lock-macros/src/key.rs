@@ -68,7 +68,7 @@ impl Expansion<'_> {
         }
     }
 
-    /// The text at the start, and each placeholder with its value and the text behind it.
+    /// The text at the start, and each placeholder with its value and the text after it.
     ///
     /// Only values have the span of the literal: a language server shows for the literal what they resolve to.
     fn values(&self, literal: &LitStr, template: &Template) -> (TokenStream, Vec<TokenStream>) {
@@ -132,10 +132,10 @@ impl Expansion<'_> {
     }
 }
 
-/// Whether all values of `template` can be borrowed at once, and by a pointer without their size.
+/// Whether all values of `template` can be borrowed at the same time, and by a pointer without their size.
 ///
-/// Methods may return guards of one mutex, and `[name]` or `[0]` may find a `str`. The values are written one after the other
-/// then.
+/// Methods may return guards of one mutex, and `[name]` or `[0]` may find a `str`. In that case the values are written one after
+/// another.
 fn is_erasable(template: &Template) -> bool {
     let is_method = |access: &Access| matches!(access, Access::Method(_));
     let is_lookup = |access: &Access| matches!(access, Access::Index(_) | Access::IndexBy(_));
@@ -148,7 +148,7 @@ fn is_erasable(template: &Template) -> bool {
 /// An identifier for a field or method, raw if its name is a keyword.
 fn member(name: &str, span: Span) -> Ident {
     match syn::parse_str::<Ident>(name) {
-        // A keyword since the edition of 2024.
+        // A keyword since the 2024 edition.
         Ok(_) if name != "gen" => Ident::new(name, span),
         _ => Ident::new_raw(name, span),
     }

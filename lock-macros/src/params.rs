@@ -7,7 +7,7 @@ use syn::{FnArg, Pat, Signature};
 pub(crate) struct Params(Vec<Param>);
 
 pub(crate) enum Param {
-    /// The user's token `self`: a generated one would have another hygiene inside `macro_rules!`.
+    /// The user's token `self`: a generated one would have a different hygiene inside `macro_rules!`.
     Receiver(Ident),
     /// `id: u64`, `mut id: u64`
     Plain(Ident),

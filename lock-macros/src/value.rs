@@ -342,7 +342,7 @@ pub(crate) fn crate_path(value: &Expr) -> Result<Path> {
     }
 }
 
-/// The literal in `value`, also after a minus.
+/// The literal in `value`, even after a minus.
 fn literal(value: &Expr) -> Option<&Lit> {
     match value {
         Expr::Lit(literal) => Some(&literal.lit),

@@ -22,17 +22,17 @@
 //! * [`LockPool::lock`] is the same without the attribute; it returns a [`LockGuard`].
 //! * [`LockError`] names what went wrong, and [`Fence`] keeps late writes out.
 //! * [`backend::Backend`] is the trait of a custom store.
-//! * [`guide`] has a chapter each on stores, guarantees, Redis, waiting, testing, web frameworks, events and metrics,
-//!   the program `lockctl`, costs, and migration from other libraries.
+//! * [`guide`] has chapters on stores, guarantees, Redis, waiting, testing, web frameworks, events and metrics, the program
+//!   `lockctl`, costs, and migration.
 //!
 //! # Guarantees
 //!
 //! A lease is valid until the send time of its last confirmed request plus the ttl, less 1 % and 2 ms of drift. The clock
-//! includes suspend, and no reply is needed to stop. An annotated body is dropped a tenth of the ttl earlier (at most
+//! counts suspended time, and stopping needs no reply. An annotated body is dropped a tenth of the ttl earlier (at most
 //! 500 ms), and is never polled again.
 //!
 //! Renewals run on a thread of their own while the lock is held. Every exit releases the lock: awaited when the body
-//! returns, in the background on panic and cancellation. [`guide::guarantees`] names what can make two holders.
+//! returns, in the background on panic and cancellation. [`guide::guarantees`] lists what can lead to two holders.
 //!
 //! # Features
 //!
@@ -40,7 +40,7 @@
 //! |---|---|---|
 //! | `macros` | yes | the attribute |
 //! | `redis` | yes | `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs |
-//! | `rediss` | | `rediss://` URLs: Redis over TLS, by rustls |
+//! | `rediss` | | `rediss://` URLs: Redis over TLS, with rustls |
 //! | `postgres` | | `postgres://` URLs, and `LockGuard::pin_sql` of that store |
 //! | `postgres-tls` | | `sslmode=require` in `postgres://` URLs |
 //! | `mysql` | | `mysql://` URLs: MySQL and MariaDB |
@@ -49,12 +49,12 @@
 //! | `etcd-tls` | | `etcds://` URLs: etcd over TLS |
 //! | `zookeeper` | | `zookeeper://` URLs |
 //! | `zookeeper-tls` | | `zookeepers://` URLs: ZooKeeper over TLS |
-//! | `axum` | | [`web`]: a [`LockError`] as an axum response, locks of routes, a page of the locks; with `tower` |
-//! | `actix` | | [`web`]: a [`LockError`] as an actix-web response, a middleware that locks a resource, a page of the locks |
-//! | `tower` | | [`web`]: a layer that locks a service with the types of the crate `http` |
+//! | `axum` | | [`web`]: a [`LockError`] as an axum response, locks on routes, a page that shows the locks; with `tower` |
+//! | `actix` | | [`web`]: a [`LockError`] as an actix-web response, a middleware that locks a resource, a page that shows the locks |
+//! | `tower` | | [`web`]: a layer that locks a service with the types of the `http` crate |
 //! | `serde` | | [`Fence`], [`Snapshot`], [`Inspection`], [`Finding`] and [`Sequencer`] can be serialized |
-//! | `metrics` | | metrics of locks and stores, by the facade crate of that name |
-//! | `lockctl` | | the program of that name, which shows and tends the locks of a store, with all stores |
+//! | `metrics` | | metrics of locks and stores, through the facade crate of that name |
+//! | `lockctl` | | the program of that name, which shows and manages the locks of a store; with all stores |
 //! | `testing` | | pools for tests, the conformance suite for stores, and a store that fails on demand |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -77,7 +77,7 @@ pub mod web;
 pub mod __private;
 
 /// Chapters of the guide, one module each.
-// The files are part of the documentation alone; their examples need the attribute and the testing tools.
+// The files are only part of the documentation; their examples need the attribute and the testing tools.
 #[cfg(all(
     doc,
     any(
@@ -175,9 +175,9 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// # }
 /// ```
 ///
-/// Works on free functions, methods with any receiver, trait implementations (native and
-/// `#[async_trait]`), generic functions, and `fn` that return an `async move` block; above
-/// `#[tokio::main]` and `#[tokio::test]`, and beside `#[tracing::instrument]` in either order.
+/// Works on free functions, methods with any receiver, trait implementations (native and `#[async_trait]`), generic
+/// functions, and `fn` that return an `async move` block. It goes above `#[tokio::main]` and `#[tokio::test]`, and beside
+/// `#[tracing::instrument]` in either order.
 ///
 /// The call keeps the output while the lock is released. Its future is `Send` if the output is too: write
 /// `Box<dyn Error + Send + Sync>`, not `Box<dyn Error>`, in a function for `tokio::spawn`.
@@ -191,27 +191,27 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `ttl` | `"5s"` `"1m30s"` `"250ms"`, or a `Duration` expression | the pool's, 30 s | length of the lease: how long a crashed holder blocks other callers; no limit on the body |
 /// | `wait` | `"0s"` `"2s"` `"forever"`, or an expression | the pool's, 3 s | how long to wait for the lock; `"0s"` is one attempt |
 /// | `renew` | `true` `false` `"1s"` (2 ms to ttl/2) | `true`, a third of the ttl | interval of the renewals; `false` makes the ttl a hard limit on the body |
-/// | `max_hold` | duration | none | the lease is not renewed beyond it; the body is cancelled earlier, by a tenth of it or of a shorter ttl, at most 500 ms |
-/// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, also after the body's end and the end of the process |
-/// | `lock_delay` | duration | `"0s"` | a lost lease keeps the key locked for this much longer than its ttl; a release frees it at once |
-/// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long after the body, for its next call; released at once when another process waits |
-/// | `on_conflict` | `"error"` `"skip"`, or an async function with the same arguments | `"error"` | what the call returns if the lock is held by another owner for all of `wait` |
+/// | `max_hold` | duration | none | no renewal beyond it; the body is cancelled earlier, by a tenth of it or of a shorter ttl, at most 500 ms |
+/// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, even after the body or the process has ended |
+/// | `lock_delay` | duration | `"0s"` | a lost lease keeps the key locked for this much longer than its ttl; a release frees it immediately |
+/// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long after the body, for its next call; released immediately when another process waits |
+/// | `on_conflict` | `"error"` `"skip"`, or an async function with the same arguments | `"error"` | what the call returns if the lock is held by another owner for the whole of `wait` |
 /// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` | a lost lease drops the body at its next await, or is only visible through the guard |
 /// | `release` | `"await"` `"background"` | `"await"` | whether the result waits until the store has freed the lock |
 /// | `on_error` | path or closure `Fn(`[`LockError`]`) -> R` | [`FromLockError`] | builds the return value where its type cannot carry a [`LockError`] |
 /// | `pool` | `"name"`, or an expression that is a [`LockPool`] | `"default"` | which pool |
 /// | `guard` | identifier that is a `&`[`LockGuard`] in the body | none | fence, `is_held()` and `lost()` for the body |
 /// | `when` | bool expression over the arguments | `true` | `false`: the body runs without the lock |
-/// | `reentrant` | bool | `false` | the call is made in a body that holds the key: an error at once, or pass through |
+/// | `reentrant` | bool | `false` | whether a call in a body that holds the key passes through, instead of failing immediately |
 /// | `retry_delay`, `retry_count` | duration, number | the pool's | the pause between requests where the store cannot notify; a count ends the wait on every store |
 /// | `name` | text | `module::function` | label in events |
 /// | `crate` | path | `::lock_runtime` | path of this crate, if it is renamed |
 ///
 /// `"skip"` returns the empty value of `()`, `Option<_>`, `Result<(), E>` or `Result<Option<_>, E>`.
 ///
-/// `linger` excludes `keys`, `max_hold`, `min_hold` and `renew = false`.
-/// `reentrant = true` excludes `max_hold`, `min_hold`, `lock_delay` and a `renew` other than `true`.
-/// [`LockRequest::reentrant`] has the rules for a call that passes through.
+/// `linger` cannot be combined with `keys`, `max_hold`, `min_hold` and `renew = false`. `reentrant = true` cannot be
+/// combined with `max_hold`, `min_hold`, `lock_delay` and a `renew` other than `true`. [`LockRequest::reentrant`] has the
+/// rules for a call that passes through.
 ///
 /// # Placeholders
 ///

@@ -25,7 +25,7 @@ struct Built {
     text_bytes: f64,
 }
 
-/// What is drawn of a build: its name, its unit, its value.
+/// What the chart shows of a build: its name, its unit, its value.
 type Figure = (&'static str, &'static str, fn(&Built) -> f64);
 
 pub(crate) fn measure(plan: Plan, report: &mut Report) {

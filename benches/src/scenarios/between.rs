@@ -161,7 +161,7 @@ fn run_all(work: Work<'_>, processes: usize, warm_up: Duration, length: Duration
     run_workers(start, processes, warm_up, length)
 }
 
-/// As [`run`], of any workers.
+/// Like [`run`], with any workers.
 pub(crate) fn run_workers(
     start: impl Fn(&Path) -> Worker,
     processes: usize,

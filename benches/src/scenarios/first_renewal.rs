@@ -1,4 +1,4 @@
-//! What an early first renewal, from which on Redis tells the holder of a `DEL`, adds to an uncontended cycle.
+//! What an early first renewal adds to an uncontended cycle. After that renewal, Redis notifies the holder of a `DEL`.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::{Plan, runtime};
 
 const FIRST_RENEWAL: Duration = Duration::from_millis(25);
 
-/// Cycles of which the commands are counted.
+/// Cycles whose commands are counted.
 const COUNTED: u32 = 10;
 
 /// Means of some cycles, in microseconds.

@@ -102,8 +102,8 @@ fn two_processes(plan: Plan, report: &mut Report, server: &RedisServer, cold: f6
     report.figure(name, "", &[half / cold], Bar::AtMost(1.0));
 }
 
-/// One process holds the lock for a while, another waits. The holder does not request it again before the waiter was
-/// served: with polling libraries it would mostly win.
+/// One process holds the lock for a while, another waits. The holder does not request it again before the waiter is
+/// served: with polling libraries the holder would mostly win.
 fn idle(plan: Plan, report: &mut Report, server: &RedisServer, of: &str) {
     let runtime = runtime();
     let one_run = || {

@@ -27,7 +27,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
         let memory = resident_mb(holder.pid());
         let lost = holder.lost();
         report.figure(&format!("{locks} locks: processor time"), "% of core", &[cpu], cpu_bar);
-        // Each check of the bench is a read too; the server reads a large batch in several steps.
+        // Each check of the bench is also a read; the server reads a large batch in several steps.
         report.figure(&format!("{locks} locks: reads by the server"), "/s", &[reads], trips_bar);
         report.figure(&format!("{locks} locks: resident memory"), "MB", &[memory], memory_bar);
         report.figure(&format!("{locks} locks: lost"), "", &[lost as f64], Bar::AtMost(0.0));

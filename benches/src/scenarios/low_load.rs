@@ -31,7 +31,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
     for _ in 0..plan.runs {
         let url = server.url();
         let names = subjects.clone();
-        // A spawned task, as a handler of a service is one.
+        // A spawned task, like a handler of a service.
         let task = runtime.spawn(async move {
             let mut lockers = Vec::new();
             for name in names {

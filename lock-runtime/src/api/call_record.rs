@@ -1,4 +1,4 @@
-//! What the program learns of one call: its span, the metrics of its wait, and the events of a wait without a grant.
+//! What the program learns about one call: its span, the metrics of its wait, and the events of a wait without a grant.
 
 use std::fmt;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl PendingCall {
         span
     }
 
-    /// The call ends with `error`. Returns it as its caller gets it.
+    /// The call ends with `error`. Returns it in the form that the caller gets.
     #[cold]
     pub(crate) fn failed(self, error: LockError) -> LockError {
         let outcome = Outcome::Failed(error.kind());
@@ -178,8 +178,8 @@ fn report_failure(
     }
 }
 
-/// The span of a call. It closes when this is dropped: at the end of the wait without a grant, of the guard, or of the body
-/// and the release after it. A forked child leaves it alone: the subscriber has the span of the parent.
+/// The span of a call. It closes when this is dropped: at the end of a wait without a grant, of the guard, or of the
+/// release after the body. A forked child leaves it alone: the subscriber has the span of the parent.
 #[derive(Default)]
 pub(crate) struct CallSpan(Option<Box<OpenSpan>>);
 
@@ -301,7 +301,7 @@ impl CallSpan {
 
     fn stage(&mut self) -> Option<&mut SpanStage> {
         let open = self.0.as_deref_mut()?;
-        // The lease of the parent process may be locked for ever.
+        // The lease of the parent process may be locked forever.
         open.process.is_current().then_some(&mut open.stage)
     }
 }

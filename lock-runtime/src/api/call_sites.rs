@@ -13,9 +13,10 @@ use crate::lock::core::PoolCore;
 #[derive(Clone, Copy)]
 pub struct CallSite(&'static Site);
 
-/// All functions of this program with `#[distributed_lock]`, by file and line, with functions that were never called.
+/// All functions of this program with `#[distributed_lock]`, sorted by file and line, including functions that were never
+/// called.
 ///
-/// Those of a library count that the linker has left out of the program do not.
+/// Functions of a library that the linker has left out of the program are not included.
 ///
 /// ```
 /// use lock_runtime::{LockError, distributed_lock};
@@ -68,7 +69,7 @@ impl CallSite {
         self.0.location().line
     }
 
-    /// The key as it is written; several keys are separated by commas.
+    /// The key as written in the attribute; several keys are separated by commas.
     #[must_use]
     pub fn template(&self) -> &'static str {
         self.0.template()
@@ -122,7 +123,8 @@ impl fmt::Debug for CallSite {
     }
 }
 
-/// A pool has its name: the metrics of its functions exist from now on, and functions that exclude each other are named.
+/// A pool has received its name: the metrics of its functions exist from now on, and functions that exclude each other are
+/// reported.
 pub(super) fn announce(pool: &PoolCore) {
     let mut by_template = BTreeMap::<_, Vec<_>>::new();
     for site in call_sites().into_iter().filter(|site| site.pool() == Some(&**pool.name())) {
@@ -133,7 +135,7 @@ pub(super) fn announce(pool: &PoolCore) {
     }
     for (template, sites) in by_template {
         let first = sites[0].0.given_name();
-        // One name for all of them says that it is meant.
+        // One given name for all of them means that it is intended.
         let is_meant = first.is_some() && sites.iter().all(|site| site.0.given_name() == first);
         if sites.len() > 1 && !is_meant {
             let named = |site: &CallSite| format!("{} ({}:{})", site.0, site.file(), site.line());

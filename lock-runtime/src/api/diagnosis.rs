@@ -7,8 +7,8 @@ use crate::backend::Finding;
 use crate::base::error::LockError;
 
 impl LockPool {
-    /// All checks of the store with their verdicts, also of what is good. [`health`](Self::health) has the warnings alone, and is
-    /// the one for a probe that repeats.
+    /// All checks of the store with their verdicts, including the checks that pass. [`health`](Self::health) has only the
+    /// warnings, and is the one for repeated probes.
     ///
     /// ```
     /// # use lock_runtime::{LockPool, Verdict};
@@ -34,12 +34,12 @@ impl LockPool {
         answer.map_err(|error| error.in_pool(self.core().name()))
     }
 
-    /// How long one small request to the store takes, there and back.
+    /// The round-trip time of one small request to the store.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`diagnose`](Self::diagnose).
+    /// Same as [`diagnose`](Self::diagnose).
     pub async fn ping(&self) -> Result<Duration, LockError> {
         let core = self.core().clone();
         let limit = core.config.request_timeout;

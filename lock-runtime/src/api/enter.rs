@@ -74,7 +74,7 @@ pub struct Entering(EnterState);
 
 #[derive(Debug)]
 enum EnterState {
-    /// `None` once it was received.
+    /// `None` once it has been received.
     Decided(Option<Result<Entered, LockError>>),
     Acquiring {
         acquiring: PendingAcquire,
@@ -89,7 +89,7 @@ impl Entering {
         Self(EnterState::Decided(Some(Ok(entered))))
     }
 
-    /// A call that may not.
+    /// A call that may not run its body.
     pub fn refused(error: LockError) -> Self {
         Self(EnterState::Decided(Some(Err(error))))
     }
@@ -164,7 +164,7 @@ fn sorted(mut keys: Vec<Key>) -> Result<Arc<[Key]>, LockError> {
     Ok(keys.into())
 }
 
-/// The most keys of one request. Their script takes the store about a millisecond, and blocks all other clients.
+/// The maximum number of keys in one request. Their script takes the store about a millisecond, and blocks all other clients.
 const MOST_KEYS: usize = 128;
 
 #[cold]

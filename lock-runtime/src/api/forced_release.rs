@@ -14,19 +14,21 @@ use crate::exec::events;
 use crate::lease::held_lease::LeaseOwner;
 
 impl LockPool {
-    /// Takes the lock of `key` from `holder`, as [`inspect`](Self::inspect) has shown it, for a holder that hangs. Returns
-    /// whether it was that holder's: `false` if it is free by now, or if another owner has it, which keeps it.
+    /// Takes the lock of `key` from `holder`, as shown by [`inspect`](Self::inspect), for a holder that hangs. Returns
+    /// whether the lock was that holder's. The result is `false` if the lock is free by now, or if another owner holds it;
+    /// that owner keeps it.
     ///
-    /// The next owner in the wait queue is granted the lock at once, with a greater fence. The former holder learns of it by its next
-    /// renewal, by a notification where the store sends one, and at once if it is this pool: its lease is lost, and its body is cancelled. Until then both run,
-    /// and only [fences](crate::Fence) keep late writes out. Its other keys stay its own until then.
+    /// The next owner in the wait queue is granted the lock immediately, with a greater fence. The former holder learns of
+    /// the release by its next renewal, or by a notification where the store sends one. A holder in this pool learns of it
+    /// immediately. The lease is then lost, and its body is cancelled. Until then both run, and only [fences](crate::Fence)
+    /// keep late writes out. The former holder keeps its other keys until then.
     ///
-    /// An owner is a grant of a process. Where the lock passes from task to task within it, or lingers there, the task that is hit
-    /// may have begun after [`inspect`](Self::inspect).
+    /// An owner is a grant to a process. Where the lock passes from task to task within the process, or lingers there, the
+    /// affected task may have begun after [`inspect`](Self::inspect).
     ///
-    /// Neither a `min_hold` nor a `lock_delay` keeps the key locked. With `redlock://` a lock without a fence stays
-    /// locked until its ttl is over. A key that was released and is kept for its `min_hold` stays locked until then,
-    /// too.
+    /// Neither a `min_hold` nor a `lock_delay` keeps the key locked. With `redlock://` a lock without a fence stays locked
+    /// until its ttl is over. A key that was released and is kept for its `min_hold` also stays locked until that time is
+    /// over.
     ///
     /// ```
     /// # use lock_runtime::LockPool;
@@ -45,14 +47,14 @@ impl LockPool {
     /// # }
     /// ```
     ///
-    /// The event `released by force` has the host and the process of this call, also if the call is dropped. The former holder learns neither: its event `lost`
-    /// has the same `owner`, and the reason `taken`. Once polled, a call that is dropped may still
-    /// release the lock.
+    /// The event `released by force` has the host and the process of this call, even if the call is dropped. The former
+    /// holder learns neither: its event `lost` has the same `owner`, and the reason `taken`. A call that is dropped after
+    /// its first poll may still release the lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if the store does not answer within the pool's `request_timeout` (four times that on `redlock://`,
-    /// `etcd://` and `zookeeper://`): the lock may be released.
-    /// [`ErrorKind::Config`] if the holder is a client of another library, [`ErrorKind::InvalidKey`].
+    /// [`ErrorKind::Backend`] if the store does not answer within the pool's `request_timeout` (four times that on
+    /// `redlock://`, `etcd://` and `zookeeper://`). The lock may have been released all the same. [`ErrorKind::Config`] if
+    /// the holder is a client of another library, [`ErrorKind::InvalidKey`].
     pub async fn force_release(
         &self,
         key: impl Into<Key>,
@@ -61,8 +63,8 @@ impl LockPool {
         self.force_release_for(None, &key.into(), holder).await
     }
 
-    /// [`force_release`](Self::force_release) for `operator`, the name of a user or a program that the event has in `by`, as
-    /// `alice at web-7/4711`. The name stays in this process.
+    /// [`force_release`](Self::force_release) on behalf of `operator`, the name of a user or a program. The event has it in
+    /// `by`, for example `alice at web-7/4711`. The name stays in this process.
     ///
     /// ```
     /// # use lock_runtime::LockPool;
@@ -78,7 +80,7 @@ impl LockPool {
     /// ```
     ///
     /// # Errors
-    /// As [`force_release`](Self::force_release).
+    /// Same as [`force_release`](Self::force_release).
     pub async fn force_release_by(
         &self,
         operator: &str,
@@ -109,7 +111,8 @@ impl LockPool {
         let (core, owner) = (self.core().clone(), holder.owner);
         let operator = operator.map(str::to_owned);
         let limit = core.store_call_timeout();
-        // The caller may be gone by the answer, as a handler is after a disconnect of its client. The event is sent all the same.
+        // The caller may be gone before the answer, like a handler after its client disconnects. The event is sent all the
+        // same.
         let releasing = async move {
             let requests = [request];
             let answer = timeout(limit, core.backend().release(&requests)).await;

@@ -21,8 +21,8 @@ use crate::lease::listener::Listener;
 use crate::lock::core::PoolCore;
 use crate::lock::hold;
 
-/// A held lock. Dropping it releases the lock in the background, also when the caller's runtime has ended;
-/// [`release`](Self::release) waits until other owners can have it, or until it lingers.
+/// A held lock. Dropping it releases the lock in the background, even after the caller's runtime has ended.
+/// [`release`](Self::release) waits until other owners can acquire the lock, or until it lingers.
 ///
 /// The lease is renewed as long as the guard lives. When it cannot be renewed, its validity ends in time:
 /// [`is_held`](Self::is_held) becomes `false` by the local clock, without any answer.
@@ -48,7 +48,8 @@ impl LockGuard {
     /// # Errors
     /// Why the lease is over already, if it is.
     pub(crate) fn pick_up(core: Arc<PoolCore>, lease: HeldLease) -> Result<Self, LockError> {
-        // Validity may have ended while this thread was blocked or the machine suspended. No body begins then, so no `min_hold` does.
+        // Validity may have ended while this thread was blocked or the machine suspended. No body begins then, so no
+        // `min_hold` does either.
         let offered = lease.lease();
         let is_lost = !offered.is_held() && (offered.withdraw() || offered.loss().is_some());
         if !is_lost && !offered.pick_up() {
@@ -113,7 +114,7 @@ impl LockGuard {
         !self.core.is_inherited() && self.lease().is_held()
     }
 
-    /// How long the lease is valid if no further renewal succeeds.
+    /// How long the lease remains valid if no further renewal succeeds.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         if self.is_held() { self.lease().valid_for() } else { Duration::ZERO }
@@ -127,7 +128,7 @@ impl LockGuard {
     /// | the pool shuts down, and its grace is over | [`ErrorKind::PoolClosed`] |
     /// | the lock is released: by `release`, by a drop of the guard, or at the end of the body | [`ErrorKind::Released`] |
     ///
-    /// The future borrows nothing and may outlive the guard. A task that waits for it ends with the hold at the latest.
+    /// The future borrows nothing and may outlive the guard. A task that waits for it ends no later than the hold.
     /// [`is_lost`](LockError::is_lost) tells a loss from a release.
     ///
     /// ```
@@ -151,7 +152,7 @@ impl LockGuard {
     /// # }
     /// ```
     ///
-    /// Cancel safe. Dropped, it leaves nothing behind.
+    /// Cancel safe. A dropped future leaves nothing behind.
     pub fn lost(&self) -> Lost {
         Lost { guard: self.borrowed(), listener: Listener::new(self.lease()) }
     }
@@ -173,7 +174,7 @@ impl LockGuard {
         if let Some(loss) = self.loss() {
             return Err(self.loss_error(loss));
         }
-        // The store knows one owner for the process. The lock is another task's by now.
+        // The store knows one owner for the process. The lock belongs to another task by now.
         if lease.is_transferred() {
             return Err(self.loss_error(Loss::Taken));
         }
@@ -190,11 +191,11 @@ impl LockGuard {
         Err(self.loss_error(Loss::Taken))
     }
 
-    /// The grant as a value that travels with a request: its receiver asks the store by
+    /// The grant as a value that travels with a request: its receiver asks the store with
     /// [`LockPool::check`](crate::LockPool::check) whether the grant still stands. See [`Sequencer`].
     ///
-    /// The hold then ends with a release at the store, and is not handed off within the process: the sequencer names this
-    /// hold alone.
+    /// The hold then ends with a release at the store, and is not handed off within the process: the sequencer names only
+    /// this hold.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the grant has no fence, [`ErrorKind::Lost`] or [`ErrorKind::Released`] if the hold has
@@ -208,16 +209,17 @@ impl LockGuard {
         Err(self.ended())
     }
 
-    /// A statement for a transaction in the database that keeps the locks, `postgres://` or `mysql://` with `?pin=on`. It
+    /// A statement for a transaction in the database that stores the locks, `postgres://` or `mysql://` with `?pin=on`. It
     /// makes the commit depend on the grant: a holder that was stopped, and has lost its lock meanwhile, cannot commit.
     ///
-    /// Run it first in the transaction. It has no parameters and no result. It fails if the lock has been granted again:
-    /// in PostgreSQL with SQLSTATE `LK001`, in MySQL and MariaDB with error 1690. Roll the transaction back then, and after any
-    /// other error of the pin. If it succeeds, the lock is not granted again before the end of the transaction, even if the
-    /// lease expires meanwhile.
+    /// Run it first in the transaction. It has no parameters and no result. It fails if the lock has been granted again: in
+    /// PostgreSQL with SQLSTATE `LK001`, in MySQL and MariaDB with error 1690. Roll the transaction back in that case, and
+    /// after any other error of the pin. If it succeeds, the lock is not granted again before the end of the transaction,
+    /// even if the lease expires meanwhile.
     ///
-    /// The pin belongs outside of savepoints. The transaction begins behind the grant, with any isolation level. Its user needs the
-    /// rights `SELECT` and `UPDATE` on the table `lock_fence`. See the chapters on PostgreSQL and MySQL in the guide.
+    /// The pin belongs outside of savepoints. The transaction begins after the grant, at any isolation level. Its user
+    /// needs the rights `SELECT` and `UPDATE` on the table `lock_fence`. See the chapters on PostgreSQL and MySQL in the
+    /// guide.
     ///
     /// ```no_run
     /// # async fn example(pool: lock_runtime::LockPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -245,7 +247,7 @@ impl LockGuard {
         pin.ok_or_else(|| self.locate(no_pins()))
     }
 
-    /// Why there is nothing to be done under the lock any more.
+    /// Why no more work may run under the lock.
     #[cold]
     fn ended(&self) -> LockError {
         let is_released = self.lease().is_released();

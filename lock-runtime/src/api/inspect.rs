@@ -10,10 +10,11 @@ use crate::base::lock_name::LockName;
 use crate::lock::snapshot::{Snapshot, snapshot};
 
 impl LockPool {
-    /// Reads from the store which owner holds `key`, and which owners wait for it: of this process, of others, and of clients of
-    /// other libraries. Nothing is changed, extended or notified.
+    /// Reads from the store which owner holds `key`, and which owners wait for it: owners in this process, in others, and
+    /// clients of other libraries. Nothing is changed, extended or notified.
     ///
-    /// The answer is a moment old when it arrives; it is for people and dashboards, and no base for a decision about the key.
+    /// The answer is slightly old when it arrives. It is for operators and dashboards, and no basis for a decision about
+    /// the key.
     ///
     /// ```
     /// # use lock_runtime::LockPool;
@@ -34,8 +35,8 @@ impl LockPool {
     /// Cancel safe. Sends one request, or a few.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if the store does not answer within the pool's `request_timeout`, [`ErrorKind::Config`] if the
-    /// store of your own does not implement [`inspect`](crate::backend::Backend::inspect), [`ErrorKind::InvalidKey`].
+    /// [`ErrorKind::Backend`] if the store does not answer within the pool's `request_timeout`, [`ErrorKind::Config`] if a
+    /// custom store does not implement [`inspect`](crate::backend::Backend::inspect), [`ErrorKind::InvalidKey`].
     pub async fn inspect(&self, key: impl Into<Key>) -> Result<Inspection, LockError> {
         let key: Key = key.into();
         let stored = self.stored_key(&key).map_err(|error| self.locate(error, &key))?;
@@ -66,10 +67,10 @@ impl LockPool {
 
     /// The locks that this process holds in this pool, and the keys that its tasks wait for.
     ///
-    /// Sends nothing, and delays neither renewals nor acquires: 10,000 held locks take some milliseconds. Locks of one pool
-    /// alone; [`pool`](crate::pool()) finds the others.
+    /// Sends nothing, and delays neither renewals nor acquires: 10,000 held locks take a few milliseconds. It has the locks
+    /// of this pool only; [`pool`](crate::pool()) finds the other pools.
     ///
-    /// In a process that was forked from the pool's it is empty.
+    /// In a process that was forked from the pool's process, it is empty.
     ///
     /// ```
     /// # use lock_runtime::LockPool;

@@ -10,12 +10,12 @@ use crate::base::key_pattern::KeyList;
 const MOST_ANSWERS: u32 = 30;
 
 impl LockPool {
-    /// The keys of locks in the store that match `pattern`, sorted, `limit` at most: of this process and of others, behind the
-    /// pool's prefix. `*` stands for any characters, `?` for one.
+    /// The keys of locks in the store that match `pattern`, sorted, at most `limit`. They include the locks of other
+    /// processes. The pattern applies after the pool's prefix: `*` stands for any characters, `?` for one.
     ///
-    /// It is a search, for operators: Redis looks at all of its keys, a thousand in a command, and at a million at most. It blocks the
-    /// store for none of them. Locks that are taken or released meanwhile may be left out or listed; those of other libraries are left
-    /// out where the store cannot tell them from other data.
+    /// It is a search, for operators. Redis looks at all of its keys, a thousand per command, and at a million at most. It
+    /// blocks the store for none of them. Locks that are taken or released meanwhile may or may not be listed. Locks of
+    /// other libraries are left out where the store cannot tell them from other data.
     ///
     /// ```
     /// # use lock_runtime::LockPool;
@@ -34,8 +34,8 @@ impl LockPool {
     /// Cancel safe.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if the store does not answer, or refuses the search to the login; [`ErrorKind::Config`] if the store of
-    /// your own does not implement [`list`](crate::backend::Backend::list).
+    /// [`ErrorKind::Backend`] if the store does not answer, or does not permit the search to the login;
+    /// [`ErrorKind::Config`] if a custom store does not implement [`list`](crate::backend::Backend::list).
     pub async fn list(&self, pattern: &str, limit: usize) -> Result<KeyList, LockError> {
         let core = self.core().clone();
         let pattern = KeyPattern::new(&*core.config.key_prefix, pattern);

@@ -32,13 +32,13 @@ enum WatchState {
 }
 
 impl LockPool {
-    /// Watches the store for changes of the locks with keys that match `pattern`, of this process and of others, as for
+    /// Watches the store for changes of locks with keys that match `pattern`, in this process and in others, as for
     /// [`list`](Self::list). It is for programs that show locks: read them, show them, wait for
-    /// [`changed`](LockChanges::changed) or a time, and begin again.
+    /// [`changed`](LockChanges::changed) or a timeout, and repeat.
     ///
-    /// Redis and etcd report changes: Redis those of all keys that begin like the pattern, on a connection of its own. The other stores
-    /// do not, nor does a quorum. In a Redis Cluster, and behind a proxy that checks slots, a waiter that comes or goes is no change.
-    /// There the name of a wait queue begins with a hash tag, not with the key.
+    /// Redis and etcd report changes. Redis reports those of all keys that begin like the pattern, on a separate
+    /// connection. The other stores do not, nor does a quorum. In a Redis Cluster, and behind a proxy that checks slots, a
+    /// waiter that comes or goes is not reported. There the name of a wait queue begins with a hash tag, not with the key.
     ///
     /// ```
     /// # use lock_runtime::LockPool;
@@ -57,7 +57,7 @@ impl LockPool {
     /// # }
     /// ```
     ///
-    /// It sends its first request in the background. A watch that ends, as the connection or the store does, begins again.
+    /// The first request is sent in the background. A watch that ends with its connection or its store begins again.
     pub fn changes(&self, pattern: &str) -> LockChanges {
         let core = self.core().clone();
         let (reported, seen) = watch::channel(WatchState::Silent);
@@ -90,8 +90,8 @@ async fn report(core: &PoolCore, pattern: &KeyPattern, reported: &watch::Sender<
 }
 
 impl LockChanges {
-    /// Waits until locks that match may have changed since the last call, and once when the watch has begun or ended. In a store
-    /// that does not report changes it does not return.
+    /// Waits until locks that match may have changed since the last call, and once when the watch has begun or ended. With
+    /// a store that does not report changes, it never returns.
     ///
     /// Cancel safe.
     pub async fn changed(&mut self) {
@@ -100,7 +100,7 @@ impl LockChanges {
         }
     }
 
-    /// Whether the store reports changes at this time. Read the locks at intervals if not.
+    /// Whether the store currently reports changes. If not, read the locks at intervals.
     #[must_use]
     pub fn is_reporting(&self) -> bool {
         // The task drops the sender when the watch is over.
@@ -110,7 +110,7 @@ impl LockChanges {
 
 impl Drop for LockChanges {
     fn drop(&mut self) {
-        // The runtime is the parent process's.
+        // The runtime belongs to the parent process.
         if let Some(task) = self.task.as_ref().filter(|_| !self.core.is_inherited()) {
             task.abort();
         }

@@ -24,29 +24,29 @@ use crate::lock::core::PoolCore;
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockOrderInversion {
-    /// At least two. Each has the locks that a task held, outermost first, and as its last one the lock that it requested.
-    /// The first stack was the last one to happen. Each of the others is the first one that requested its last lock under the
-    /// last lock of the stack before it; the last lock of the last stack is held in the first stack.
+    /// At least two. Each has the locks that a task held, outermost first, followed by the lock that it requested. The
+    /// first stack is the most recent one. Each further stack is the first one that requested its last lock under the last
+    /// lock of the stack before it. The last lock of the last stack is held in the first stack.
     pub stacks: Vec<Vec<LockedAt>>,
 }
 
-/// A lock in a stack of a [`LockOrderInversion`]. `Display` is as `orders::settle (src/orders.rs:12)`.
+/// A lock in a stack of a [`LockOrderInversion`]. `Display` writes it as `orders::settle (src/orders.rs:12)`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockedAt {
-    /// The key as it is written.
+    /// The key as written in the program.
     pub template: &'static str,
     /// The annotated function, or its `name`. `None` for the programmatic API.
     pub name: Option<String>,
-    /// Where the attribute is, or the call of [`template`](crate::LockRequest::template).
+    /// The file of the attribute, or of the call of [`template`](crate::LockRequest::template).
     pub file: &'static str,
     /// The line in the file.
     pub line: u32,
-    /// The name of the pool, `unnamed` without one.
+    /// The name of the pool, or `unnamed`.
     pub pool: String,
 }
 
-/// All inversions so far, in their order; see [`LockOrder`]. Each is listed once, however often it happens.
+/// All inversions so far, in order of detection; see [`LockOrder`]. Each is listed once, however often it happens.
 #[must_use]
 pub fn lock_order_inversions() -> Vec<LockOrderInversion> {
     checker().inversions.iter().map(|inversion| (**inversion).clone()).collect()
@@ -57,7 +57,7 @@ pub fn lock_order_inversions() -> Vec<LockOrderInversion> {
 /// # Panics
 /// If this call closes a cycle, or has closed one before, and the pool has [`LockOrder::Panic`].
 pub(super) fn check(core: &Arc<PoolCore>, label: &LockLabel, keys: &[Key], policy: &Policy) {
-    // One attempt waits for no holder, so it is no part of a deadlock.
+    // One attempt waits for no holder, so it is not part of a deadlock.
     if core.config.lock_order == LockOrder::Off || !policy.waits() {
         return;
     }
@@ -109,7 +109,7 @@ fn checker() -> MutexGuard<'static, OrderChecker> {
 #[derive(Default)]
 struct OrderChecker {
     graph: OrderGraph<LockClass, LockStack>,
-    /// By the edge that has completed each: its next call is the same inversion.
+    /// Keyed by the edge that completed each: its next call is the same inversion.
     by_edge: HashMap<(LockClass, LockClass), Arc<LockOrderInversion>>,
     inversions: Vec<Arc<LockOrderInversion>>,
 }
@@ -223,7 +223,7 @@ fn edges(held: &NestedLock<'_>, requested: &NestedLock<'_>) -> Vec<(LockClass, L
     edges
 }
 
-/// Of two locks of one class. One order of their keys everywhere is none that can deadlock.
+/// For two locks of one class. If their keys have the same order everywhere, they cannot deadlock.
 fn directions(held: &NestedLock<'_>, requested: &NestedLock<'_>) -> Option<(ClassPart, ClassPart)> {
     if held.classes.len() != 1 || requested.classes.len() != 1 {
         return None;
@@ -308,7 +308,7 @@ impl KeyClass {
     }
 }
 
-/// Pools with one name are one: the tests of a program have a pool each.
+/// Pools with the same name count as one: the tests of a program have a pool each.
 #[derive(Clone)]
 enum PoolIdentity {
     Named(Arc<str>),

@@ -43,8 +43,8 @@ pin_project! {
     /// Fields drop in order: a cancelled body ends before the lock is released. One that has completed is an `async` block,
     /// which has dropped its locals and captures by then.
     ///
-    /// Each annotated function has a type of its own here. What does not touch its body is compiled once, in `LockedCall`;
-    /// its type is erased, because rustc would walk through its fields for each of these types.
+    /// Each annotated function has a type of its own here. Code that does not touch the body is compiled once, in
+    /// `LockedCall`. There the body's type is erased, because rustc would walk through its fields for each of these types.
     #[must_use = "futures do nothing unless awaited"]
     pub struct Locked<F, R> {
         #[pin]

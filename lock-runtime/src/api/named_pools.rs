@@ -30,7 +30,7 @@ pub async fn init(url: &str) -> Result<LockPool, LockError> {
     init_with(LockPool::builder(url)).await
 }
 
-/// As [`init`], with the settings of `pool`.
+/// Like [`init`], with the settings of `pool`.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -43,7 +43,7 @@ pub async fn init(url: &str) -> Result<LockPool, LockError> {
 /// ```
 ///
 /// # Errors
-/// As [`init`].
+/// Same as [`init`].
 pub async fn init_with(pool: PoolBuilder) -> Result<LockPool, LockError> {
     refuse_second(DEFAULT)?;
     let pool = pool.connect().await.map_err(|error| error.in_pool(&DEFAULT.into()))?;
@@ -51,10 +51,10 @@ pub async fn init_with(pool: PoolBuilder) -> Result<LockPool, LockError> {
     Ok(pool)
 }
 
-/// As [`init_with`], with the settings of [`PoolBuilder::from_env`]: `LOCK_URL` and others.
+/// Like [`init_with`], with the settings of [`PoolBuilder::from_env`]: `LOCK_URL` and others.
 ///
 /// # Errors
-/// As [`init`], and [`ErrorKind::Config`] if a variable is missing or invalid.
+/// Same as [`init`], and [`ErrorKind::Config`] if a variable is missing or invalid.
 pub async fn init_from_env() -> Result<LockPool, LockError> {
     init_with(PoolBuilder::from_env(DEFAULT)?).await
 }
@@ -84,7 +84,7 @@ pub fn pool(name: &str) -> Option<LockPool> {
     find(name).ok()
 }
 
-/// Shuts down all installed pools at once; see [`LockPool::shutdown`]. Later calls of annotated functions get
+/// Shuts down all installed pools at the same time; see [`LockPool::shutdown`]. Later calls of annotated functions get
 /// [`ErrorKind::PoolClosed`], until another pool is installed.
 pub async fn shutdown(grace: Duration) -> ShutdownReport {
     let closing: Vec<_> = all()

@@ -27,9 +27,9 @@ use crate::lock::shutdown::{ShutdownReport, shut_down};
 
 /// A pool of locks in one store. Cheap to clone; all clones are the same pool.
 ///
-/// A pool works from any task, thread and executor: its connections and timers live on a driver thread. They do not
-/// survive a fork. In the child process an inherited pool returns [`ErrorKind::Config`], an inherited guard is not held
-/// and releases nothing; connect a new pool there.
+/// A pool works from any task, thread and executor: its connections and timers live on a driver thread. They do not survive
+/// a fork. In the child process an inherited pool returns [`ErrorKind::Config`], and an inherited guard is not held and
+/// releases nothing. Connect a new pool there.
 #[derive(Clone, Debug)]
 pub struct LockPool(Arc<PoolCore>);
 
@@ -38,7 +38,7 @@ impl LockPool {
     ///
     /// | URL | store |
     /// |---|---|
-    /// | `memory://`, `memory://name` | this process; all pools of one name share a store |
+    /// | `memory://`, `memory://name` | this process; all pools with the same name share a store |
     /// | `redis://host:6379/0` | one Redis or Valkey server, 6.2 or newer |
     /// | `redis+unix:///path` | the same over a Unix socket |
     /// | `redis+sentinel://host1,host2/service` | the master that Sentinel watches under that name |
@@ -49,14 +49,14 @@ impl LockPool {
     /// | `etcd://host1,host2,host3/path` | keys with a lease, with the feature `etcd` |
     /// | `zookeeper://host1,host2,host3/path` | ephemeral nodes, with the feature `zookeeper` |
     ///
-    /// All of Redis take `user:password@` in front of the hosts, `rediss` for TLS, and `valkey` for `redis`. Parameters
-    /// follow a `?`: `db`, `ca`, `cert` and `key`, `insecure`, `sentinel_user` and `sentinel_password`, `replicas`,
-    /// `connect_timeout`, `scripts`. The guide explains each: `docs/redis.md`. Passwords and tokens that change come from
-    /// [`PoolBuilder::credentials`].
+    /// All Redis URLs take `user:password@` in front of the hosts, `rediss` for TLS, and `valkey` in place of `redis`.
+    /// Parameters follow a `?`: `db`, `ca`, `cert` and `key`, `insecure`, `sentinel_user` and `sentinel_password`,
+    /// `replicas`, `connect_timeout`, `scripts`. The guide explains each: `docs/redis.md`. Passwords and tokens that change
+    /// come from [`PoolBuilder::credentials`].
     ///
     /// Scripts keep the locks in Redis. Where a server or proxy refuses scripts, plain commands keep them, without fences;
-    /// [`health`](Self::health) warns of it. `?scripts=off` uses plain commands at once, `?scripts=on` makes a refusal an
-    /// error.
+    /// [`health`](Self::health) warns of it. `?scripts=off` uses plain commands from the start, `?scripts=on` makes a
+    /// refusal an error.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the URL is invalid, [`ErrorKind::Backend`] if the store is unreachable or refuses.
@@ -87,7 +87,7 @@ impl LockPool {
         }
     }
 
-    /// Settings for a pool on a store of your own.
+    /// Settings for a pool on a custom store.
     pub fn with_backend(backend: impl Backend) -> PoolBuilder {
         PoolBuilder { origin: StoreSource::Given(Arc::new(backend)), ..Self::builder("") }
     }
@@ -113,15 +113,15 @@ impl LockPool {
     /// (Chubby's CheckSequencer). The receiver of a request calls it, with a pool on the same store and with the same prefix
     /// as the holder's.
     ///
-    /// The answer holds at one instant; what must not be written late also needs the comparison of
-    /// [fences](Sequencer::fence) where it is written. A lock with a `min_hold`, and a lost one with a `lock_delay`, stands until
-    /// the store frees its keys.
+    /// The answer holds at one instant; data that must not be written late also needs a comparison of
+    /// [fences](Sequencer::fence) where it is written. A lock with a `min_hold`, and a lost one with a `lock_delay`, stands
+    /// until the store frees its keys.
     ///
     /// Cancel safe.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the grant is over, [`ErrorKind::Backend`] if the store does not answer,
-    /// [`ErrorKind::InvalidKey`] if a key of the sequencer is none of this pool.
+    /// [`ErrorKind::InvalidKey`] if a key of the sequencer does not belong to this pool.
     pub async fn check(&self, sequencer: &Sequencer) -> Result<(), LockError> {
         let core = &self.0;
         if core.is_inherited() {
@@ -145,7 +145,7 @@ impl LockPool {
         )))
     }
 
-    /// Reads whether the store can serve, and its warnings.
+    /// Checks whether the store can serve, and reads its warnings.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if it does not answer, or cannot serve.
@@ -166,13 +166,14 @@ impl LockPool {
         answer.map_err(|error| LockError::backend(error).in_pool(self.0.name()))
     }
 
-    /// Shuts the pool down: rejects waiters and new acquires, lets holders finish until `grace` is over, then cancels
-    /// their bodies, releases everything and closes the connections. A key with a `min_hold` stays locked for what is left of it, and one
-    /// with a `lock_delay` for that and the ttl if its holder goes on: after a guard that is not dropped, or with `on_lost = "notify"`.
-    /// Behind the grace period it takes some round trips, and up to six request timeouts where the store does not answer (nine on
-    /// `redlock://`, `etcd://` and `zookeeper://`).
+    /// Shuts the pool down: rejects waiters and new acquires, and lets holders finish until `grace` is over. Then it
+    /// cancels their bodies, releases everything and closes the connections. A key with a `min_hold` stays locked for what
+    /// is left of it. A key with a `lock_delay` stays locked for the delay and the ttl if its holder goes on. A holder does
+    /// so with a guard that is not dropped, or with `on_lost = "notify"`. After the grace period, the shutdown takes some
+    /// round trips. Where the store does not answer, it takes up to six request timeouts (nine on `redlock://`, `etcd://`
+    /// and `zookeeper://`).
     ///
-    /// In a process that was forked from the pool's it does nothing.
+    /// In a process that was forked from the pool's process, it does nothing.
     ///
     /// Cancel safe: once polled, it completes in the background. A second call waits for the first one and reports zeros;
     /// it ends the grace period of the first one if its own ends earlier.
@@ -210,7 +211,7 @@ pub struct PoolBuilder {
     local_handoff_limit: Duration,
     barging_window: Option<BargingWindow>,
     on_outage: OnOutage,
-    /// `None` for that of the process.
+    /// `None` for the default of the process.
     lock_order: Option<LockOrder>,
     problem: ProblemMap,
     connection_per_runtime: bool,
@@ -239,8 +240,9 @@ enum Drive {
 }
 
 impl PoolBuilder {
-    /// Puts `key_prefix` in front of every key in the store. None by default. One that contains `lock_runtime:`, or has more
-    /// than 256 bytes, is [`ErrorKind::Config`]. With it a key has 512 bytes at most: the tail of a longer one is hashed.
+    /// Puts `key_prefix` in front of every key in the store. The default is no prefix. A prefix that contains
+    /// `lock_runtime:`, or has more than 256 bytes, is [`ErrorKind::Config`]. Including the prefix, a key has at most 512
+    /// bytes: the tail of a longer one is hashed.
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
@@ -275,10 +277,10 @@ impl PoolBuilder {
     }
 
     /// Leaves a contended lock free for `length`, once per `interval`. Tasks and processes of this library queue for a
-    /// contended lock, so it is never free for clients without a queue: other libraries, users without channel permission, and
-    /// requests for several keys with a `retry_count`. They are served in a window that is longer than their polling
-    /// interval, at the cost of `length / interval` of the throughput. Off by default; 6 ms every 250 ms is a good start. The
-    /// window is at least 1 ms long, and shorter than `interval`.
+    /// contended lock, so it is never free for clients without a queue. Such clients are other libraries, users without
+    /// channel permission, and requests for several keys with a `retry_count`. They are served in a window that is longer
+    /// than their polling interval, at the cost of `length / interval` of the throughput. Off by default; 6 ms every 250 ms
+    /// is a good start. The window is at least 1 ms long, and shorter than `interval`.
     pub fn barging_window(mut self, interval: Duration, length: Duration) -> Self {
         self.barging_window = Some(BargingWindow { interval, length });
         self
@@ -299,8 +301,8 @@ impl PoolBuilder {
     }
 
     /// What the pool does about locks that are nested in opposite orders. Defaults to the environment variable `LOCK_ORDER`
-    /// (`off`, `warn`, `panic`), without it to [`LockOrder::Warn`] in builds with debug assertions and to [`LockOrder::Off`] in
-    /// others. A lock of a pool with `Off` is never the requested one of a nesting.
+    /// (`off`, `warn`, `panic`). Without it, the default is [`LockOrder::Warn`] in builds with debug assertions and
+    /// [`LockOrder::Off`] in others. A lock of a pool with `Off` is never the requested lock of a nesting.
     ///
     /// ```
     /// use lock_runtime::{LockOrder, LockPool};
@@ -313,8 +315,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Changes what HTTP clients learn of an error of this pool, if it is installed under a name. `change` receives the error
-    /// and its usual [`Problem`].
+    /// Changes what HTTP clients learn about an error of this pool, if it is installed under a name. `change` receives the
+    /// error and its usual [`Problem`].
     ///
     /// ```
     /// use lock_runtime::LockPool;
@@ -336,8 +338,8 @@ impl PoolBuilder {
         self
     }
 
-    /// The pause between two requests where the store sends no notifications: between a quarter of `delay` and all of
-    /// it. Defaults to 20 ms, doubling up to 640 ms.
+    /// The pause between two requests where the store sends no notifications: between a quarter and the whole of `delay`.
+    /// Defaults to 20 ms, doubling up to 640 ms.
     pub fn retry_delay(mut self, delay: Duration) -> Self {
         self.defaults.retry_delay = Some(delay);
         self
@@ -358,10 +360,11 @@ impl PoolBuilder {
     /// When a lease is renewed for the first time, counted from its grant. Defaults to the interval between renewals, which
     /// is ttl/3 unless the lock says otherwise; a longer time counts as that interval.
     ///
-    /// From its first renewal on, Redis reports a key that is deleted or overwritten at once (client tracking; not where the
-    /// connection has no right to it). A deletion before that is found by the renewal. With 25 ms a holder learns of a `DEL`
-    /// within 25 ms and a round trip. Locks that are held for less cost nothing, longer ones one more request, which is shared
-    /// with other renewals of the moment. On the other stores the renewal itself is all, and locks without renewal have none.
+    /// From the first renewal on, Redis immediately reports a key that is deleted or overwritten. This needs a connection
+    /// with the right to client tracking. A deletion before that is found by the renewal. With 25 ms a holder learns of a
+    /// `DEL` within 25 ms and a round trip. Locks that are held for less cost nothing. Longer holds cost one more request,
+    /// which is shared with other renewals at that moment. On the other stores only the renewal itself finds a deletion,
+    /// and locks without renewal have none.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -379,9 +382,9 @@ impl PoolBuilder {
         self
     }
 
-    /// How long a lock stays with this process after a hold, for its next call, as [`LockRequest::linger`]. For locks of one
-    /// key without `max_hold`, `min_hold` and `renew = false`; others are released at once. At most a minute. Defaults to
-    /// zero.
+    /// How long a lock stays with this process after a hold, for its next call, like [`LockRequest::linger`]. It applies to
+    /// locks of one key without `max_hold`, `min_hold` and `renew = false`; others are released immediately. At most a
+    /// minute. Defaults to zero.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -399,8 +402,8 @@ impl PoolBuilder {
     /// connection, and at least the request timeout; later ones have more. `?connect_timeout=10s` in a URL takes precedence for
     /// that URL. Defaults to 5 s, or the [`request_timeout`](Self::request_timeout) if that is longer.
     ///
-    /// With several servers of etcd or ZooKeeper it bounds the first connection as a whole: another server is tried beside one
-    /// that answers nothing, and one without a leader is tried again.
+    /// With several servers of etcd or ZooKeeper it bounds the first connection as a whole. While one server does not
+    /// answer, another is tried beside it. A server without a leader is tried again.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -429,13 +432,13 @@ impl PoolBuilder {
         self
     }
 
-    /// Calls `provider` for user and password of each new connection to a server, also of a cluster, of a quorum, and of
-    /// masters behind Sentinel: for tokens that expire (IAM, Entra ID) and passwords that change at the server. A
+    /// Calls `provider` for user and password of each new connection to a server, including servers of a cluster or quorum,
+    /// and masters behind Sentinel. It is for tokens that expire (IAM, Entra ID) and passwords that change at the server. A
     /// connection stays up until the server ends it.
     ///
     /// The provider runs on a thread of its own within the driver's tokio runtime, so it may block. Its time is part of the
     /// [`connect_timeout`](Self::connect_timeout). Connections at the same moment share one call. Its failure, and refused
-    /// credentials, are [`ErrorKind::Backend`]; the next connection calls it again. A password in the URL beside it is
+    /// credentials, are [`ErrorKind::Backend`]; the next connection calls it again. A password in the URL as well is
     /// [`ErrorKind::Config`], and so is a store without a log-in.
     ///
     /// ```
@@ -457,7 +460,7 @@ impl PoolBuilder {
         self
     }
 
-    /// As [`credentials`](Self::credentials), for connections to sentinels, which have users of their own.
+    /// Like [`credentials`](Self::credentials), for connections to sentinels, which have users of their own.
     pub fn sentinel_credentials<F, A, E>(mut self, provider: F) -> Self
     where
         F: Fn() -> A + Send + Sync + 'static,
@@ -468,26 +471,26 @@ impl PoolBuilder {
         self
     }
 
-    /// The share of a ttl by which the clocks of this machine and of the store may differ over that time. The validity of
-    /// a lease is shorter than the ttl by this share and 2 ms (Redlock's `CLOCK_DRIFT`). Between 0 and 0.25: more leaves too
-    /// little time to renew it. Defaults to 0.01.
+    /// The share of a ttl by which the clocks of this machine and of the store may differ over that time. The validity of a
+    /// lease is shorter than the ttl by this share and 2 ms (Redlock's `CLOCK_DRIFT`). Between 0 and 0.25: a larger share
+    /// leaves too little time to renew it. Defaults to 0.01.
     pub fn drift_factor(mut self, factor: f64) -> Self {
         self.defaults.drift_factor = factor;
         self
     }
 
-    /// Whether a tokio runtime that uses the pool repeatedly gets a connection of its own. A lock that is alone then
-    /// wakes no other thread. It costs the server a connection for each runtime. For `redis://` and
-    /// `redis+sentinel://`, other stores ignore it. A runtime without an I/O driver (`enable_all`) does without: tokio
-    /// prints the panic of the one attempt. Defaults to true, or to false in a program with `panic = "abort"`.
+    /// Whether a tokio runtime that uses the pool repeatedly gets a connection of its own. A lock that is the only one in
+    /// progress then wakes no other thread. It costs the server a connection for each runtime. It applies to `redis://` and
+    /// `redis+sentinel://`; other stores ignore it. A runtime without an I/O driver (`enable_all`) gets no connection:
+    /// tokio prints the panic of the one attempt. Defaults to true, or to false in a program with `panic = "abort"`.
     pub fn connection_per_runtime(mut self, on: bool) -> Self {
         self.connection_per_runtime = on;
         self
     }
 
-    /// Whether a grant tells of which process it is: the name of the host, the number of the process, and file and line of the
-    /// annotated function. [`LockPool::inspect`] shows that from any process ([`LockHolder::info`](crate::LockHolder::info)).
-    /// With false nothing about the host leaves the process. `LOCK_OWNER_INFO` sets it from the environment. Defaults to true.
+    /// Whether a grant identifies its process: by host name, process number, and file and line of the annotated function.
+    /// [`LockPool::inspect`] shows this from any process ([`LockHolder::info`](crate::LockHolder::info)). With `false`,
+    /// nothing about the host leaves the process. `LOCK_OWNER_INFO` sets it from the environment. Defaults to true.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -516,7 +519,7 @@ impl PoolBuilder {
     /// Connects.
     ///
     /// # Errors
-    /// As [`LockPool::connect`].
+    /// Same as [`LockPool::connect`].
     pub async fn connect(self) -> Result<LockPool, LockError> {
         let (driver, clock) = match self.drive {
             Drive::Background if TwoClocks::is_paused() => return Err(on_paused_clock()),
@@ -588,7 +591,7 @@ fn on_paused_clock() -> LockError {
 }
 
 impl PoolBuilder {
-    /// Settings that cannot work are an error here, and not at the first call.
+    /// Settings that cannot work are an error here, not at the first call.
     fn check(&self) -> Result<(), LockError> {
         const LONGEST_PATIENCE: Duration = Duration::from_secs(60 * 60);
         let refused =

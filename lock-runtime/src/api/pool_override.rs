@@ -9,13 +9,13 @@ use tokio::runtime::{self, Handle};
 use crate::api::pool::LockPool;
 use crate::base::error::{ErrorKind, LockError};
 
-/// Runs `body` with `pool` under `name`, in place of the pool that is installed under that name. So each test of annotated
-/// functions has a pool of its own, also while others run in the same process.
+/// Runs `body` with `pool` under `name`, in place of the pool that is installed under that name. Each test of annotated
+/// functions thus has its own pool, even while others run in the same process.
 ///
-/// It applies to the calling task, and to all other tasks of its tokio runtime that are not in a `with_pool` of their own: also
-/// to tasks that the body spawns, and to requests of an axum server that it starts. actix-web serves on runtimes of its own,
-/// and takes the pool with `LockMiddleware::pool`. [`shutdown`](crate::shutdown) within the body shuts down its pools alone.
-/// Several calls may be nested, for one name or for several. The pool is not shut down at the end.
+/// It applies to the calling task, and to all other tasks of its tokio runtime that are not in their own `with_pool`. This
+/// includes tasks that the body spawns, and requests of an axum server that it starts. actix-web serves on runtimes of its
+/// own, and takes the pool with `LockMiddleware::pool`. [`shutdown`](crate::shutdown) within the body shuts down only the
+/// pools of the body. Several calls may be nested, for the same name or for several. The pool is not shut down at the end.
 ///
 /// ```
 /// use lock_runtime::testing::with_pool;
@@ -39,7 +39,7 @@ use crate::base::error::{ErrorKind, LockError};
 /// # }
 /// ```
 ///
-/// A task on a runtime with two such calls at the same time, in neither of them, gets [`ErrorKind::Config`].
+/// On a runtime with two such calls at the same time, a task in neither of them gets [`ErrorKind::Config`].
 pub async fn with_pool<F: Future>(name: &str, pool: LockPool, body: F) -> F::Output {
     pool.core().set_name(name);
     let entry = Entry {
@@ -49,7 +49,7 @@ pub async fn with_pool<F: Future>(name: &str, pool: LockPool, body: F) -> F::Out
         runtime: current_runtime(),
     };
     let mut scope = OF_TASK.try_with(Clone::clone).unwrap_or_default();
-    // The innermost last. Those around it do not count on the runtime meanwhile.
+    // The innermost call is last. Calls around it do not count on the runtime meanwhile.
     let outer = scope.iter().rev().find(|(one, _, _)| one == name).map(|(_, _, id)| *id);
     scope.push((name.to_owned(), entry.pool.clone(), entry.id));
     let _active = Active::new(entry, outer);
@@ -115,7 +115,7 @@ impl Drop for Active {
     }
 }
 
-/// The pools of the present task, if a test has set some.
+/// The pools of the current task, if a test has set some.
 pub(crate) fn all() -> Vec<LockPool> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return Vec::new();
@@ -130,7 +130,7 @@ pub(crate) fn all() -> Vec<LockPool> {
     })
 }
 
-/// The pool of the present task under `name`, if a test has set one.
+/// The pool of the current task under `name`, if a test has set one.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if the runtime of the task has several.

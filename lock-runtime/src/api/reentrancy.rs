@@ -35,7 +35,7 @@ impl HeldAround {
 
 /// Runs `poll` as code under `guard`'s lock.
 pub(crate) fn enter<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
-    /// Removes the entry also if `poll` panics.
+    /// Removes the entry even if `poll` panics.
     struct Leave;
 
     impl Drop for Leave {
@@ -66,7 +66,7 @@ pub(crate) fn held_by_task() -> Vec<(Arc<PoolCore>, Arc<Lease>)> {
     AROUND.with_borrow(|around| {
         let mut held = Vec::<(Arc<PoolCore>, Arc<Lease>)>::new();
         for HeldAround { guard, .. } in around.iter().filter(|hold| hold.is_of_this_task()) {
-            // A call that passed through has the lease of another one.
+            // A call that passed through has the lease of an outer call.
             if !held.iter().any(|(_, lease)| Arc::ptr_eq(lease, guard.lease())) {
                 held.push((guard.core().clone(), guard.lease().clone()));
             }

@@ -48,8 +48,9 @@ impl LockRequest {
         self
     }
 
-    /// The name of the lock in events, spans, metrics and errors: what the attribute takes from its `key`. It is the same for
-    /// all keys of a kind, such as `order:<id>`. Without one, errors have the key, and the others say `unnamed`.
+    /// The name of the lock in events, spans, metrics and errors. The attribute takes it from its `key`. It is the same for
+    /// all keys of a kind, such as `order:<id>`. Without a template, errors have the key, and events, spans and metrics
+    /// have `unnamed`.
     ///
     /// ```
     /// # use lock_runtime::LockPool;
@@ -77,27 +78,27 @@ impl LockRequest {
         self.with(|options| options.wait(wait.into()))
     }
 
-    /// Whether the lease is renewed, or how often: every 2 ms to every half of the ttl. Defaults to `true`, every
+    /// Whether the lease is renewed, or how often: from every 2 ms to every half of the ttl. Defaults to `true`, every
     /// third of the ttl.
     pub fn renew(self, renew: impl Into<Renew>) -> Self {
         self.with(|options| options.renew(renew.into()))
     }
 
-    /// Ends the hold after this time although it could be renewed. At least 10 ms; with `renew(false)` at most the ttl.
-    /// Defaults to no limit.
+    /// Ends the hold after this time, even if the lease could be renewed. At least 10 ms; with `renew(false)` at most the
+    /// ttl. Defaults to no limit.
     pub fn max_hold(self, max_hold: Duration) -> Self {
         self.with(|options| options.max_hold(max_hold))
     }
 
-    /// Keeps the lock for at least this long after the acquire. It stays also when it is released earlier, when the
-    /// release is not confirmed, and when the process ends. At most 7 days, and no longer than
-    /// [`max_hold`](Self::max_hold). Defaults to zero.
+    /// Keeps the lock for at least this long after the acquire. It stays even if it is released earlier, if the release is
+    /// not confirmed, or if the process ends. At most 7 days, and no longer than [`max_hold`](Self::max_hold). Defaults to
+    /// zero.
     pub fn min_hold(self, min_hold: Duration) -> Self {
         self.with(|options| options.min_hold(min_hold))
     }
 
-    /// Keeps the keys locked for this long after the ttl of a lease that was lost (Chubby's lock-delay). Late writes of
-    /// its holder come to an end before the next grant. A release frees the keys at once, whatever the delay. At most a
+    /// Keeps the keys locked for this long after the ttl of a lease that was lost (Chubby's lock-delay). Late writes of its
+    /// holder come to an end before the next grant. A release frees the keys immediately, whatever the delay. At most a
     /// minute. Defaults to zero.
     ///
     /// A holder that is stopped for longer than ttl and delay can still write late: a [fence](crate::Fence) refuses that.
@@ -105,13 +106,13 @@ impl LockRequest {
         self.with(|options| options.lock_delay(lock_delay))
     }
 
-    /// Keeps the lock for this long after the hold, for the next call of this process: it takes the lock without a
-    /// request to the store, with a fence of its own. The lock is released at the end of that time. It is released at
-    /// once when another process waits for it, or when a call of this process cannot take it over (another ttl or
-    /// interval of renewals). For one key, at most a minute. Not together with [`max_hold`](Self::max_hold),
+    /// Keeps the lock for this long after the hold, for the next call of this process. That call takes the lock without a
+    /// request to the store, with its own fence. The lock is released at the end of that time. It is released immediately
+    /// when another process waits for it. The same applies when a call of this process cannot take it over (another ttl or
+    /// renewal interval). For one key only, at most a minute. Not together with [`max_hold`](Self::max_hold),
     /// [`min_hold`](Self::min_hold) and `renew(false)`. Defaults to the pool's, zero.
     ///
-    /// For calls that come to the same process again and again: handlers that are routed by key, consumers with
+    /// It is for calls that reach the same process again and again: handlers that are routed by key, consumers with
     /// partitions. Clients that do not queue (one attempt, other libraries, stores without a wait queue) find the lock held
     /// until the linger ends.
     ///
@@ -148,20 +149,19 @@ impl LockRequest {
     }
 
     /// Whether a call under a lock that its task holds passes through, instead of [`ErrorKind::WouldDeadlock`]. Annotated
-    /// bodies and those of [`run`](Self::run) around this call in the same task count, guards do not. Defaults to
-    /// `false`.
+    /// bodies and bodies of [`run`](Self::run) around this call in the same task count; guards do not. Defaults to `false`.
     ///
-    /// A body that passes through runs on the lease of the outer lock. Every poll checks that the task is inside of the
-    /// body that holds the lock, and that the lock is held. Otherwise the call ends with [`ErrorKind::Lost`];
-    /// [`on_lost`](Self::on_lost) is about a loss alone. A separate tokio task does not pass through, also in a `LocalSet`.
-    /// Futures that the body polls itself, and those of other executors, count as the body.
+    /// A body that passes through runs on the lease of the outer lock. Every poll checks that the task is inside the body
+    /// that holds the lock, and that the lock is held. Otherwise the call ends with [`ErrorKind::Lost`];
+    /// [`on_lost`](Self::on_lost) applies only to a loss. A separate tokio task does not pass through, even in a
+    /// `LocalSet`. Futures that the body polls itself, and those of other executors, count as the body.
     ///
     /// | option | of a call that passes through |
     /// |---|---|
     /// | [`ttl`](Self::ttl), `renew(true)` | those of the outer lock stay |
     /// | [`wait`](Self::wait), [`retry_delay`](Self::retry_delay), [`retry_count`](Self::retry_count), [`release`](Self::release) | unused: there is no wait |
     /// | [`on_lost`](Self::on_lost) | honoured |
-    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), [`lock_delay`](Self::lock_delay), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also without an outer lock |
+    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), [`lock_delay`](Self::lock_delay), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, even without an outer lock |
     /// | [`fencing(true)`](Self::fencing) | the fence of the outer lock; [`ErrorKind::Config`] from [`acquire`](Self::acquire) if that has none |
     pub fn reentrant(self, reentrant: bool) -> Self {
         self.with(|options| options.reentrant(reentrant))
@@ -185,8 +185,8 @@ impl LockRequest {
     /// `wait`, but not before one ttl is over. Polled later, the future returns [`ErrorKind::Conflict`].
     ///
     /// # Errors
-    /// [`ErrorKind::Conflict`] if another owner held the lock until the end of the wait, [`ErrorKind::Backend`] if the
-    /// store does not answer, and the kinds for invalid calls.
+    /// [`ErrorKind::Conflict`] if another owner held the lock until the wait ended, [`ErrorKind::Backend`] if the store
+    /// does not answer, and the kinds for invalid calls.
     pub async fn acquire(self) -> Result<LockGuard, LockError> {
         match enter(self.0).await?.into_guard() {
             Some(guard) => Ok(guard),
@@ -196,10 +196,10 @@ impl LockRequest {
 
     /// Tries once. `None` if another owner holds the lock.
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), without [`ErrorKind::Conflict`].
+    /// Same as [`acquire`](Self::acquire), without [`ErrorKind::Conflict`].
     pub async fn try_acquire(self) -> Result<Option<LockGuard>, LockError> {
         match self.wait(Duration::ZERO).acquire().await {
             Ok(guard) => Ok(Some(guard)),
@@ -223,7 +223,7 @@ impl LockRequest {
     /// ```
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
+    /// Same as [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
         enter(LockCall { shows_guard: false, ..self.0 }).run(block(body)).await

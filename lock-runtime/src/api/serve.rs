@@ -17,8 +17,8 @@ use crate::lock::shutdown::ShutdownReport;
 
 /// Waits for SIGTERM or SIGINT (Ctrl-C elsewhere), then shuts down all installed pools.
 ///
-/// For programs without a server. A server stops first, and its pools afterwards: [`serve`]. From the first poll on, the
-/// signals no longer end the process by themselves. A second signal ends the grace period.
+/// For programs without a server. With a server, use [`serve`]: the server stops first, and the pools afterwards. From the
+/// first poll on, the signals no longer end the process on their own. A second signal ends the grace period.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if the signal handlers cannot be installed.
@@ -29,7 +29,7 @@ pub async fn shutdown_on_signal(grace: Duration) -> Result<ShutdownReport, LockE
     Ok(shutdown_by(grace, second).await)
 }
 
-/// Shuts all installed pools down. Their grace period ends with `no_grace` at the latest.
+/// Shuts all installed pools down. Their grace period ends no later than `no_grace`.
 async fn shutdown_by(
     grace: Duration,
     no_grace: Pin<&mut impl Future<Output = ()>>,
@@ -44,7 +44,7 @@ async fn shutdown_by(
     shutting_down.await
 }
 
-/// Resolves when the server is to stop: it accepts no further connection, and finishes the requests that it has.
+/// Resolves when the server must stop. The server then accepts no further connections, and finishes the requests that it has.
 ///
 /// A clone resolves at the same moment, for a program with several servers.
 #[must_use = "futures do nothing unless awaited"]
@@ -84,11 +84,11 @@ impl Future for Stopped {
     }
 }
 
-/// How a server and the pools have ended.
+/// How a server and the pools ended.
 #[non_exhaustive]
 #[derive(Debug)]
 pub struct Served<T> {
-    /// What the server has returned. `None` if it had requests left after the grace period, and was dropped.
+    /// What the server returned. `None` if it had requests left after the grace period, and was dropped.
     pub output: Option<T>,
     /// The end of the locks.
     pub locks: ShutdownReport,
@@ -97,10 +97,10 @@ pub struct Served<T> {
 /// Runs a server until SIGTERM or SIGINT (Ctrl-C elsewhere), stops the server first, and shuts down all installed pools
 /// afterwards.
 ///
-/// `server` makes the future of the server from the signal to stop. The requests that it has then keep locking for
-/// `grace`. After that the pools are shut down: bodies that are left are cancelled, and all locks are released. The server
-/// has another second for their responses. A second signal ends the grace period. A server that ends by itself is followed
-/// by the pools, too, and the first signal after it ends their grace period.
+/// `server` builds the server's future from the stop signal. Open requests can still use locks for `grace`. After that the
+/// pools are shut down: remaining bodies are cancelled, and all locks are released. The server has another second for their
+/// responses. A second signal ends the grace period. If the server ends on its own, the pools are shut down too. The first
+/// signal after that ends their grace period.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -132,7 +132,7 @@ pub async fn serve<S: IntoFuture>(
     serve_by(first, second, grace, server).await
 }
 
-/// As [`serve`], until `signal` resolves.
+/// Like [`serve`], until `signal` resolves.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if the driver thread cannot be started.
@@ -147,7 +147,7 @@ pub async fn serve_until<S: IntoFuture>(
 /// How many servers of this process have been told to stop, and have not ended.
 static STOPPING: Lazy<watch::Sender<usize>> = Lazy::new(|| watch::Sender::new(0));
 
-/// Resolves while a server stops. For responses without an end of their own, which would keep it from ending.
+/// Resolves while a server stops. For responses without an end of their own, which would keep the server from ending.
 #[cfg(any(feature = "actix", feature = "axum"))]
 pub(crate) fn stopping() -> impl Future<Output = ()> + Send {
     let mut stopping = STOPPING.subscribe();
@@ -173,7 +173,7 @@ impl Drop for StoppingServer {
     }
 }
 
-/// The server stops at `signal`, and its grace ends at `no_grace` at the latest.
+/// The server stops at `signal`, and its grace ends no later than `no_grace`.
 async fn serve_by<S: IntoFuture>(
     signal: impl Future<Output = ()>,
     no_grace: impl Future<Output = ()>,

@@ -11,7 +11,7 @@ use crate::base::text;
 
 impl PoolBuilder {
     /// The settings of the pool `name` from environment variables. Those of `"default"` are `LOCK_URL`, `LOCK_TTL` and so
-    /// on, those of `"stock-eu"` are `LOCK_STOCK_EU_URL`, `LOCK_STOCK_EU_TTL` and so on. Only the URL has to be set.
+    /// on. Those of `"stock-eu"` are `LOCK_STOCK_EU_URL`, `LOCK_STOCK_EU_TTL` and so on. Only the URL has to be set.
     ///
     /// | variable | value | setting |
     /// |---|---|---|
@@ -34,7 +34,7 @@ impl PoolBuilder {
     }
 }
 
-/// As [`PoolBuilder::from_env`], with the variables that `read` returns.
+/// Like [`PoolBuilder::from_env`], with the variables that `read` returns.
 fn from_variables(
     name: &str,
     read: impl Fn(&str) -> Result<String, VarError>,

@@ -1,4 +1,4 @@
-//! Requests to the store beside those of a lock's life.
+//! Requests to the store other than those of a lock's life.
 
 use std::future::Future;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl LockPool {
         self.on_driver(answering).await
     }
 
-    /// The answer to `request`, which has a time limit of its own. It goes on if the caller is dropped.
+    /// The answer to `request`, which has a time limit of its own. The request goes on even if the caller is dropped.
     pub(crate) async fn on_driver<T: Send + 'static>(
         &self,
         request: impl Future<Output = Result<T, BackendError>> + Send + 'static,

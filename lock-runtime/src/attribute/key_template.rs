@@ -29,7 +29,7 @@ impl<T: fmt::Display + ?Sized> KeyPart for T {
     }
 }
 
-/// Renders a key template with one call's arguments: `start`, then each placeholder with its value and the text behind it.
+/// Renders a key template with one call's arguments: `start`, then each placeholder's value and the text after it.
 ///
 /// The types of the values are erased: an expansion has one call for a whole template. All values exist at once; where
 /// that matters, an expansion uses a [`KeyWriter`].
@@ -72,7 +72,7 @@ impl KeyWriter {
         Self { site, text, fault: None }
     }
 
-    /// Appends an argument's value, escaped, and the text of the template behind it.
+    /// Appends an argument's value, escaped, and the text of the template after it.
     pub fn value<T: KeyPart + ?Sized>(
         &mut self,
         placeholder: &'static str,

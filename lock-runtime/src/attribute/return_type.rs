@@ -4,7 +4,8 @@ use crate::base::error::LockError;
 
 /// A return type that can carry a [`LockError`].
 ///
-/// Every `Result<T, E>` with `E: From<LockError>` can, and so can the responses of axum and actix-web with their features. Implement it for an outcome type of your own:
+/// Every `Result<T, E>` with `E: From<LockError>` can, and so can the responses of axum and actix-web with their features.
+/// Implement it for a custom outcome type:
 ///
 /// ```
 /// use lock_runtime::{FromLockError, LockError};

@@ -1,4 +1,4 @@
-//! Which of several addresses of a server is connected to.
+//! Selects the address of a server to connect to.
 
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 use std::io;
@@ -13,12 +13,12 @@ use tokio::net::lookup_host;
 
 use crate::backend::race::{Pace, race};
 
-/// The next address after the Connection Attempt Delay of RFC 8305. All once more, since the first packets may have gone to a
-/// host that another one has replaced since.
+/// The next address follows after the Connection Attempt Delay of RFC 8305. All are tried once more: the first packets may
+/// have gone to a host that has been replaced since.
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 const TCP: Pace = Pace { next: Duration::from_millis(250), again: Some(Duration::from_secs(1)) };
 
-/// Connects to the host. Its name is resolved for each connection: it may have another address.
+/// Connects to the host. Its name is resolved for each connection, as the address may have changed.
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 pub(crate) async fn connect_by_name(host: &str, port: u16) -> io::Result<TcpStream> {
     connect_to_first(lookup_host((host, port)).await?.collect()).await
@@ -31,8 +31,8 @@ pub(crate) async fn connect_to_first(addresses: Vec<SocketAddr>) -> io::Result<T
     connected.map_err(|errors| preferred(errors).unwrap_or(io::ErrorKind::AddrNotAvailable.into()))
 }
 
-/// Logs in at the first address of a host that lets it. The next one is tried after `stagger`, which is several round trips
-/// long. `log_in` gets `None` if the name has no address, and reports that.
+/// Logs in at the first address of a host that allows it. The next address is tried after `stagger`, which is several round
+/// trips long. `log_in` gets `None` if the name has no address, and reports that.
 #[cfg(feature = "_sql")]
 pub(crate) async fn log_in_by_name<T, E, F>(
     (host, port): (&str, u16),
@@ -124,7 +124,7 @@ mod tcp_tests {
         (listener.local_addr().unwrap(), listener)
     }
 
-    /// While the socket is there, no other one gets the port.
+    /// While this socket exists, no other socket gets the port.
     fn refusing() -> (SocketAddr, socket2::Socket) {
         use socket2::{Domain, Socket, Type};
         let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();

@@ -18,14 +18,14 @@ pub(crate) struct Backoff {
 
 impl Backoff {
     /// A connection that has answered requests for this long resets the pause. So a server that hangs up later is
-    /// dialled at most about once per this time.
+    /// dialled at most about once in that time.
     const STEADY: Duration = Duration::from_secs(1);
 
     pub(crate) const fn new(shortest: Duration, longest: Duration) -> Self {
         Self { pause: shortest, shortest, longest }
     }
 
-    /// Whether a connection has served, if its last answer came `answered_for` after its log-in.
+    /// Whether a connection has served requests, if its last answer came `answered_for` after its log-in.
     pub(crate) fn is_steady(answered_for: Duration) -> bool {
         answered_for >= Self::STEADY
     }

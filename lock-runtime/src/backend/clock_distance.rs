@@ -17,8 +17,8 @@ impl ClockDistance {
     /// More than network latency explains.
     const FAR: Duration = Duration::from_secs(1);
 
-    /// The least distance of a server's clock that showed `since_epoch` at some moment of `asked`. The difference of two
-    /// distances is by how much two nodes of a quorum disagree on the expiry of a lease. `None` if there is no such time.
+    /// The smallest distance of a server's clock that showed `since_epoch` at some moment of `asked`. The difference between two
+    /// distances is how far two nodes of a quorum disagree on the expiry of a lease. `None` if there is no such time.
     pub(crate) fn of(since_epoch: Duration, asked: &RangeInclusive<SystemTime>) -> Option<Self> {
         let server = SystemTime::UNIX_EPOCH.checked_add(since_epoch)?;
         let ahead = server.duration_since(*asked.end()).unwrap_or_default();
@@ -33,7 +33,7 @@ impl ClockDistance {
         }
     }
 
-    /// The difference of two clocks.
+    /// The difference between two clocks.
     #[cfg(feature = "redis")]
     pub(crate) fn to(self, other: Self) -> Duration {
         match (self, other) {

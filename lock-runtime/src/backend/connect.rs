@@ -20,7 +20,7 @@ pub(crate) struct BackendConfig<'a> {
     pub(crate) request_timeout: Duration,
     /// Time limit of a connection attempt, until requests can be sent over the connection.
     pub(crate) connect_timeout: Duration,
-    /// How long a node of a quorum may answer nothing before it counts as silent. `None`: by its response times.
+    /// How long a node of a quorum may answer nothing before it counts as silent. `None`: the limit follows its response times.
     pub(crate) node_timeout: Option<Duration>,
     /// Provides user and password for each connection.
     pub(crate) credentials: Option<&'a Provider>,
@@ -50,7 +50,7 @@ pub(crate) struct Limits {
     pub(crate) request: Duration,
 }
 
-/// Opens the store at `url`. Errors show the scheme and the host at most.
+/// Opens the store at `url`. Errors show at most the scheme and the host.
 pub(crate) async fn connect(
     url: &str,
     config: BackendConfig<'_>,
@@ -96,7 +96,7 @@ pub(crate) async fn connect(
     }
 }
 
-/// Settings of a pool that a URL is likely to be given, and the environment variable of each.
+/// Settings of a pool that are likely to appear in a URL, and the environment variable of each.
 const POOL_SETTINGS: [(&str, &str, Option<&str>); 18] = [
     ("prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("key_prefix", "key_prefix", Some("LOCK_PREFIX")),

@@ -43,7 +43,7 @@ impl Credentials {
         self.user.as_deref()
     }
 
-    /// The user, for a store without a default one.
+    /// The user, for a store without a default user.
     #[cfg(any(feature = "etcd", feature = "zookeeper"))]
     pub(crate) fn named_user(&self) -> Result<&str, BackendError> {
         self.user.as_deref().ok_or_else(|| {
@@ -130,7 +130,7 @@ mod provider {
     /// Provides the credentials of each new connection. Clones share one provider.
     ///
     /// At most one call runs at a time, and connections that are opened meanwhile share its result. If a connection
-    /// attempt times out, the next one takes the result, so a slow provider is successful in the end.
+    /// attempt times out, the next one takes the result, so even a slow provider succeeds in the end.
     #[derive(Clone)]
     pub(crate) struct Provider(Arc<ProviderState>);
 

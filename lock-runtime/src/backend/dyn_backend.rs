@@ -18,7 +18,7 @@ use crate::exec::panic_boundary::{self, Panic};
 
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The object-safe form of [`Backend`]. A panic in the store fails the request, like a reply that was lost.
+/// The object-safe form of [`Backend`]. A panic in the store fails the request, like a lost reply.
 pub(crate) trait DynBackend: Send + Sync {
     fn capabilities(&self) -> Capabilities;
     fn foreground(&self, caller: &Handle) -> Option<ForegroundPlace>;
@@ -143,7 +143,7 @@ fn of_each<T>(panic: Panic, count: usize) -> Vec<Result<T, BackendError>> {
     (0..count).map(|_| Err(error.clone())).collect()
 }
 
-/// The outcome of `call`, which is the error of its panic if it panics.
+/// The outcome of `call`, or the error of its panic.
 fn fallible<'a, T: 'a>(
     call: impl Future<Output = Result<T, BackendError>> + Send + 'a,
 ) -> Boxed<'a, Result<T, BackendError>> {

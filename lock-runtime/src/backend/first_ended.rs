@@ -1,4 +1,4 @@
-//! The first of several futures that ends.
+//! The first of several futures to end.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

@@ -23,7 +23,7 @@ pub(crate) struct MeasuredBackend {
     clock: Clock,
 }
 
-/// One call. Dropped before its answer, it counts as unanswered.
+/// One call. A call that is dropped before its answer counts as unanswered.
 struct StoreCall<'a> {
     backend: &'a MeasuredBackend,
     operation: StoreOperation,
@@ -39,7 +39,7 @@ impl Drop for StoreCall<'_> {
 }
 
 impl MeasuredBackend {
-    /// A local store answers at once, and is not measured.
+    /// A local store answers immediately, and is not measured.
     pub(crate) fn wrap(
         store: Arc<dyn DynBackend>,
         metrics: Arc<PoolMetrics>,
@@ -51,7 +51,7 @@ impl MeasuredBackend {
         Arc::new(Self { store, metrics, clock })
     }
 
-    /// Awaits `answer`. The call begins when it is polled.
+    /// Awaits `answer`. The call begins when the returned future is polled.
     fn measure<'a, T: Send + 'a>(
         &'a self,
         operation: StoreOperation,
@@ -120,7 +120,7 @@ impl DynBackend for MeasuredBackend {
         self.measure(StoreOperation::IsHeld, self.store.is_held(lease), Result::is_err)
     }
 
-    // For operators, and no part of a lock's life.
+    // For operators, and not part of a lock's life.
     fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>> {
         self.store.inspect(key)
     }

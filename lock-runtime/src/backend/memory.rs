@@ -19,7 +19,7 @@ use crate::base::owner_info::OwnerLabel;
 use crate::base::process::OfProcess;
 use crate::base::sync::{Mutex, MutexGuard};
 
-/// The connection of one pool to a store. All pools of the process with the URL `memory://name` share the store of
+/// The connection of one pool to a store. All pools of the process with the URL `memory://name` share the store with
 /// that name; each pool with plain `memory://` has a private store. Dropping the connection removes its notifier from
 /// the store.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ struct LeaseTable {
 struct StoredLease {
     owner: Owner,
     until: Instant,
-    /// The first one of the grant.
+    /// The first fence of the grant.
     fence: Option<Fence>,
     label: OwnerLabel,
 }
@@ -91,10 +91,10 @@ impl Memory {
             };
         }
         table.sweep(now);
-        // One counter for the process: fencing tokens keep growing when a named store is dropped and opened again. It begins at
-        // the clock, because what checks the tokens may outlive the process.
+        // One counter for the process: fencing tokens keep growing when a named store is dropped and opened again. It starts at
+        // the time of the clock, because the resource that checks the tokens may outlive the process.
         static LAST_FENCE: Lazy<AtomicU64> = Lazy::new(|| AtomicU64::new(clock::wall_micros()));
-        // Not ahead of it: after a restart they would go back.
+        // Not ahead of the clock: after a restart the tokens would go back.
         let reserves = claim.fencing
             && claim.extra_fences > 0
             && LAST_FENCE.load(Ordering::Relaxed) < clock::wall_micros();
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
     use crate::api::pool::LockPool;
 
-    /// What checks the fences may be a database, which outlives the process.
+    /// A database may check the fences, and outlives the process.
     #[tokio::test]
     async fn fences_begin_at_the_clock() {
         const DAY_MICROS: u64 = 24 * 60 * 60 * 1_000_000;
@@ -275,7 +275,7 @@ mod tests {
         assert!(fence.get() > clock::wall_micros() - DAY_MICROS, "{fence}");
     }
 
-    /// Otherwise they would go back when the process starts anew.
+    /// Otherwise the fences would go back when the process restarts.
     #[tokio::test]
     async fn fences_do_not_get_ahead_of_the_clock() {
         let pool = LockPool::builder("memory://").on_current_runtime().connect().await.unwrap();
@@ -287,7 +287,7 @@ mod tests {
             last = guard.fence().unwrap().get();
         }
         let passed = clock::wall_micros() - began;
-        // Without the rule it would be 640,000 ahead of a loop that takes no time.
+        // Without the rule the last fence would be 640,000 ahead of a loop that takes no time.
         assert!(last < clock::wall_micros() + 10_000, "{last}: {passed} us have passed");
     }
 

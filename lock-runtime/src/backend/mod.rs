@@ -68,39 +68,40 @@ pub(crate) use dyn_backend::DynBackend;
 pub(crate) use dyn_backend::Opened;
 pub use notifier::Notifier;
 
-/// How long a store needs for each request of a large batch, at most.
+/// The maximum time that a store needs for each request of a large batch.
 pub(crate) const TIME_PER_REQUEST: Duration = Duration::from_micros(50);
 
 /// Fencing tokens for the later holders of a lock that lingers.
 const LINGER_FENCES: u32 = 127;
 
-/// A request for all of some keys, or none of them.
+/// A request to acquire a set of keys, all or none.
 ///
-/// All attempts of one acquire carry the same values, except for [`attempt`](Self::attempt) and [`extra_fences`](Self::extra_fences). An acquire of several keys
-/// may also request each key alone, see [`Capabilities::wait_queue`].
+/// All attempts of one acquire carry the same values, except for [`attempt`](Self::attempt) and
+/// [`extra_fences`](Self::extra_fences). An acquire of several keys may also request each key on its own, see
+/// [`Capabilities::wait_queue`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AcquireRequest {
     /// The keys, sorted and without duplicates. Usually one.
     pub keys: Arc<[Key]>,
-    /// The owner token. A request by the present owner succeeds again: it is a retry whose reply was lost.
+    /// The owner token. A request by the current owner succeeds again: the reply to an earlier attempt was lost.
     pub owner: Owner,
     /// The store forgets the grant after this time, unless it is renewed or kept for a `min_hold`. A repeated request by
-    /// the present owner never shortens the grant: a late request may carry a smaller ttl.
+    /// the current owner never shortens the grant: a late request may carry a shorter ttl.
     pub ttl: Duration,
-    /// How long the keys stay locked at least, counted from the grant, also if the process ends. Only a release ends
-    /// that earlier. Zero by default.
+    /// The minimum time that the keys stay locked, counted from the grant, even if the process ends. Only a release
+    /// ends it earlier. Zero by default.
     pub min_hold: Duration,
     /// Whether the grant must come with a fencing token. `false` by default.
     pub fencing: bool,
-    /// How many more fencing tokens to reserve, if the store can, for later holders of the same process. Zero by default.
+    /// How many more fencing tokens to reserve, if the store can, for later holders in the same process. Zero by default.
     pub extra_fences: u32,
-    /// Number of this attempt, from 0.
+    /// The number of this attempt, starting at 0.
     pub attempt: u32,
     /// Whether the store may put the owner into its wait queue if the lock is held. An owner in the queue is
-    /// released like a holder, also if it was never granted the lock. `false` by default.
+    /// released like a holder, even if it was never granted the lock. `false` by default.
     pub enqueue: bool,
-    /// What the request says of its owner.
+    /// What the request says about its owner.
     pub(crate) label: OwnerLabel,
 }
 
@@ -141,8 +142,8 @@ impl AcquireRequest {
         }
     }
 
-    /// The process and the call of the owner, for [`LockHolder::info`]. `None` if the pool does not tell it. A store may keep it
-    /// with the grant; no request compares it.
+    /// The process and the call of the owner, for [`LockHolder::info`]. `None` if the pool does not share them. A store may keep
+    /// them with the grant; no request compares them.
     #[must_use]
     pub fn owner_info(&self) -> Option<OwnerInfo> {
         self.label.info()
@@ -155,7 +156,7 @@ impl AcquireRequest {
         self.ttl.max(self.min_hold)
     }
 
-    /// The lease that a grant of this request makes.
+    /// The lease that a grant of this request creates.
     #[must_use]
     pub fn lease(&self) -> LeaseRef {
         LeaseRef {
@@ -173,7 +174,7 @@ pub struct LeaseRef {
     pub keys: Arc<[Key]>,
     /// The owner of the request.
     pub owner: Owner,
-    /// The length that a renewal extends the lease to.
+    /// The duration that a renewal extends the lease to.
     pub ttl: Duration,
     /// What is left of the request's `min_hold`. A renewal keeps the keys locked for at least this time.
     pub min_hold: Duration,
@@ -200,20 +201,20 @@ impl LeaseRef {
 pub struct ReleaseRequest {
     /// The lease that ends.
     pub lease: LeaseRef,
-    /// Keep the keys locked for this much longer. Zero frees them at once.
+    /// Keep the keys locked for this much longer. Zero frees them immediately.
     pub free_after: Duration,
-    /// The next owner of the same process. A store with a wait queue appends it in the same step.
+    /// The next owner in the same process. A store with a wait queue appends that owner in the same step.
     pub successor: Option<Successor>,
-    /// Leave the keys free for this long before the head of the wait queue is notified, for clients that are in no
-    /// queue. Zero notifies at once. Not together with `free_after` or a successor.
+    /// How long the keys stay free before the head of the wait queue is notified, for clients outside the queue.
+    /// Zero notifies immediately. Not combined with `free_after` or a successor.
     pub barging_window: Duration,
-    /// For a release by force: the holder as [`Backend::inspect`] has returned it, which knows nothing of the release. Its next
-    /// renewal has to find that it is not held. `None` by default.
+    /// For a release by force: the holder as returned by [`Backend::inspect`]. That holder does not know of the release. Its
+    /// next renewal has to find that the lease is not held. `None` by default.
     pub forced: Option<Box<LockHolder>>,
 }
 
 impl ReleaseRequest {
-    /// Frees `lease` at once, for the next owner in the store's wait queue.
+    /// Frees `lease` immediately, for the next owner in the store's wait queue.
     #[must_use]
     pub fn new(lease: LeaseRef) -> Self {
         Self {
@@ -225,9 +226,9 @@ impl ReleaseRequest {
         }
     }
 
-    /// Takes `key` from `holder`, as [`Backend::inspect`] has returned it. `None` if its owner token is not known.
+    /// Takes `key` from `holder`, as returned by [`Backend::inspect`]. `None` if its owner token is not known.
     pub(crate) fn by_force(key: Key, holder: LockHolder) -> Option<Self> {
-        /// The ttl of the grant is unknown. A store uses it for times that depend on how long an owner blocks others.
+        /// The ttl of the grant is unknown. A store uses the ttl for times that depend on how long an owner blocks others.
         const USUAL_TTL: Duration = Duration::from_secs(10);
         let ttl = holder.expires_in.unwrap_or(USUAL_TTL).max(USUAL_TTL);
         let lease = LeaseRef::new([key], holder.token()?, ttl);
@@ -235,7 +236,7 @@ impl ReleaseRequest {
     }
 }
 
-/// The next owner of the same process.
+/// The next owner in the same process.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Successor {
@@ -243,7 +244,7 @@ pub struct Successor {
     pub owner: Owner,
     /// The ttl of its request.
     pub ttl: Duration,
-    /// What its request says of it.
+    /// What its request says about it.
     pub(crate) label: OwnerLabel,
 }
 
@@ -259,7 +260,7 @@ impl Successor {
         Self { owner, ttl: spec.policy.ttl.stored(), label: spec.owner_label() }
     }
 
-    /// The process and the call of the owner, as [`AcquireRequest::owner_info`].
+    /// The process and the call of the owner, as in [`AcquireRequest::owner_info`].
     #[must_use]
     pub fn owner_info(&self) -> Option<OwnerInfo> {
         self.label.info()
@@ -270,10 +271,10 @@ impl Successor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireOutcome {
-    /// The owner holds all keys, for the whole ttl and `min_hold` counted from before the request.
+    /// The owner holds all keys for the whole ttl and `min_hold`, counted from a moment before the request.
     #[non_exhaustive]
     Acquired {
-        /// Greater than every fencing token given out for any of the keys before. `None` if none was requested.
+        /// Greater than every fencing token issued earlier for any of the keys. `None` if none was requested.
         fence: Option<Fence>,
         /// How many of the numbers that follow `fence` are reserved for this process.
         reserved_fences: u32,
@@ -284,7 +285,7 @@ pub enum AcquireOutcome {
     /// Another owner holds at least one key, and nothing was taken.
     #[non_exhaustive]
     Contended {
-        /// When the present grant expires, if it is not renewed and the store can tell.
+        /// The time until the current grant expires unless it is renewed. `None` if the store cannot tell.
         expires_in: Option<Duration>,
         /// How the owner learns that another request may succeed.
         wait_mode: WaitMode,
@@ -298,7 +299,7 @@ impl AcquireOutcome {
         Self::Acquired { fence, reserved_fences: 0, contended: None }
     }
 
-    /// A grant, as this one, with `count` numbers behind its fence reserved. Changes no refusal.
+    /// This grant, with the `count` numbers after its fence reserved. A refusal stays unchanged.
     #[must_use]
     pub const fn with_reserved_fences(mut self, count: u32) -> Self {
         if let Self::Acquired { reserved_fences, .. } = &mut self {
@@ -307,7 +308,7 @@ impl AcquireOutcome {
         self
     }
 
-    /// A grant, as this one, by a store that knows whether other owners wait. Changes no refusal.
+    /// This grant, by a store that knows whether other owners wait. A refusal stays unchanged.
     #[must_use]
     pub const fn with_contended(mut self, waits: bool) -> Self {
         if let Self::Acquired { contended, .. } = &mut self {
@@ -329,7 +330,7 @@ impl AcquireOutcome {
     }
 }
 
-/// How an owner whose request was refused learns that another one may succeed.
+/// How the owner of a refused request learns that another request may succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitMode {
@@ -337,24 +338,24 @@ pub enum WaitMode {
     Poll,
     /// By [`Notifier::key_changed`].
     Watch {
-        /// When to repeat the request at the latest. Zero if the answer was incomplete: the request, repeated at
-        /// once, gets the complete one.
+        /// The time within which to repeat the request. Zero if the answer was incomplete: an immediate repetition
+        /// gets the complete answer.
         retry_after: Duration,
     },
     /// By [`Notifier::head_of_queue`]: the owner is in the store's wait queue until it is released.
     Queued {
-        /// When to repeat the request at the latest, to keep the position.
+        /// The time within which to repeat the request, to keep the position.
         retry_after: Duration,
     },
 }
 
-/// Whether the store has a lease under its owner.
+/// Whether the store has a lease for its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeaseStatus {
-    /// It has, and has done what was requested.
+    /// It has the lease, and has done what was requested.
     Held,
-    /// It has not: expired, deleted or taken. Leases of other owners are unchanged.
+    /// It does not have the lease, which was taken or deleted, or has expired. Leases of other owners are unchanged.
     NotHeld,
 }
 
@@ -368,19 +369,19 @@ impl LeaseStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseOutcome {
-    /// The keys were the owner's. They are free, or granted to the head of the store's wait queue. A successor that
-    /// was named has to send a request of its own.
+    /// The keys belonged to the owner. They are free, or granted to the head of the store's wait queue. A named
+    /// successor has to send its own request.
     Freed,
     /// As [`Freed`](Self::Freed), and the successor is in the store's wait queue.
     #[non_exhaustive]
     SuccessorQueued {
-        /// When the successor has to send a request at the latest, to keep its position.
+        /// The time within which the successor has to send a request, to keep its position.
         retry_after: Duration,
     },
-    /// The keys were the owner's and no owner waited. They are granted to the successor, which confirms by a
-    /// request of its own at once.
+    /// The keys belonged to the owner, and no owner was waiting. They are granted to the successor, which
+    /// immediately confirms with its own request.
     SuccessorGranted,
-    /// At least one key was not the owner's. Leases of other owners are unchanged.
+    /// At least one key did not belong to the owner. Leases of other owners are unchanged.
     NotHeld,
 }
 
@@ -407,23 +408,23 @@ pub struct Capabilities {
     /// Calls complete on their first poll, without I/O. The pool then makes them on the caller's thread.
     /// `false` by default.
     pub local: bool,
-    /// Grants come with fencing tokens where a request asks for one. `true` by default.
+    /// Grants come with fencing tokens if the request asks for one. `true` by default.
     pub fencing: bool,
     /// A request with [`enqueue`](AcquireRequest::enqueue) for one held key puts its owner into a wait queue of the store.
     /// `false` by default.
     ///
-    /// An acquire of several keys then takes them one by one, under one owner and by the queue of each. After that it
-    /// requests all of them. A release of all of them has to free each key that is the owner's. It has to remove the
-    /// owner from the queue of each, whatever it answers.
+    /// An acquire of several keys then takes them one by one, under one owner and through the queue of each key.
+    /// After that it requests all of them. A release of all of them has to free each key that belongs to the owner.
+    /// Whatever its answer, it has to remove the owner from the queue of each key.
     pub wait_queue: bool,
-    /// Whether the pool may pass a lease on within the process, or let it linger, without a request. A store that has to know every holder answers
-    /// `false`. `true` by default.
+    /// Whether the pool may pass a lease on within the process, or let it linger, without a request. A store that has to know of
+    /// every holder answers `false`. `true` by default.
     pub local_handoff: bool,
-    /// A late answer is worth nothing, so the pool bounds how many acquires are under way: as many as are answered
-    /// promptly. The others wait in the process, in FIFO order. `false` by default.
+    /// A late answer is of no use, so the pool limits the acquires in flight to as many as are answered promptly.
+    /// Further acquires wait in the process, in FIFO order. `false` by default.
     pub paced: bool,
-    /// A renewal restores a lock that the store has lost, and so may restore one that was released before it arrives. The pool
-    /// then repeats the release of a lease with an unanswered renewal. `false` by default.
+    /// A renewal restores a lock that the store has lost. So it may restore a lock that was released before the renewal
+    /// arrives. The pool then repeats the release of a lease with an unanswered renewal. `false` by default.
     pub renewal_restores: bool,
 }
 
@@ -442,22 +443,22 @@ impl Default for Capabilities {
 
 /// A store that keeps leases.
 ///
-/// Implementations are of two families: leases by ttl (a key with an expiry) and leases by session (a node that lives
-/// while a connection does; to renew means to ask whether the session lives).
+/// There are two families of implementations. A lease by ttl is a key with an expiry. A lease by session is a node
+/// that lives while a connection does; its renewal asks whether the session is alive.
 ///
 /// Acquires, renewals and releases come in batches. Entries are independent, and outcomes are in input order. The entries
-/// of one call reached the driver together, so that they can leave in one write.
+/// of one call reached the driver together, so they can be sent in one write.
 ///
-/// A returned future may be dropped at any await, because the pool bounds each call in time. The request may have
-/// been applied all the same. So `acquire` is idempotent per owner, and `renew` and `release` compare the owner.
-/// Futures run within the runtime context of the pool's driver, and mostly on its thread. An acquire or a release may be
-/// polled on another one: first on the thread of its caller.
+/// A returned future may be dropped at any await, because the pool limits the time of each call. The request may still
+/// have been applied. So `acquire` is idempotent per owner, and `renew` and `release` compare the owner. Futures run
+/// within the runtime context of the pool's driver, and mostly on its thread. An acquire or a release may be polled on
+/// another thread, first on that of its caller.
 ///
 /// A panic counts as a request without an answer ([`FailureKind::MaybeApplied`]), and the request is repeated. A call
 /// that blocks its thread delays all renewals of the pool.
 pub trait Backend: Send + Sync + 'static {
-    /// What the store can do. `local`, `local_handoff`, `paced` and `renewal_restores` are read once, when the pool starts. The others are read when they are
-    /// needed, and may depend on the connection.
+    /// What the store can do. `local`, `local_handoff`, `paced` and `renewal_restores` are read once, when the pool starts. The
+    /// others are read when they are needed, and may depend on the connection.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
@@ -469,8 +470,8 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Receives the pool's notifier. Called once, before any other call but [`capabilities`](Self::capabilities).
-    /// Waiters poll if a store does not use it.
+    /// Receives the pool's notifier. Called once, before any other call except
+    /// [`capabilities`](Self::capabilities). Waiters poll if a store does not use it.
     fn subscribe(&self, notifier: Notifier) {
         let _ = notifier;
     }
@@ -493,21 +494,21 @@ pub trait Backend: Send + Sync + 'static {
         requests: &[ReleaseRequest],
     ) -> impl Future<Output = Vec<Result<ReleaseOutcome, BackendError>>> + Send;
 
-    /// Reads whether the lease is its owner's, without a change.
+    /// Reads whether the lease belongs to its owner. Changes nothing.
     fn is_held(
         &self,
         lease: &LeaseRef,
     ) -> impl Future<Output = Result<LeaseStatus, BackendError>> + Send;
 
-    /// The statement of [`LockGuard::pin_sql`](crate::LockGuard::pin_sql) for a grant of all `keys` with `fence`, if the store is a
-    /// database that has it. `None` by default.
+    /// The statement of [`LockGuard::pin_sql`](crate::LockGuard::pin_sql) for a grant of all `keys` with `fence`, if the store is
+    /// a database that has one. `None` by default.
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
         let _ = (keys, fence);
         None
     }
 
-    /// Reads the holder of `key` and its wait queue, without a change: nothing is created, extended or notified. The key is as
-    /// the store knows it, with the pool's prefix. `None`, the default, if the store cannot tell.
+    /// Reads the holder of `key` and its wait queue. Nothing is created, extended or notified. The key is as the store knows
+    /// it, with the pool's prefix. `None`, the default, if the store cannot tell.
     ///
     /// A key that other owners cannot acquire is held, whatever has taken it.
     ///
@@ -528,8 +529,8 @@ pub trait Backend: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Reads the keys of locks that match, `limit` at most, without a change, and without a request that blocks the store for long. A key
-    /// that is free may be among them. `None`, the default, if the store cannot tell.
+    /// Reads the keys of matching locks, at most `limit`. Changes nothing, and sends no request that blocks the store for long. A
+    /// free key may be among them. `None`, the default, if the store cannot tell.
     fn list(
         &self,
         pattern: &KeyPattern,
@@ -539,9 +540,9 @@ pub trait Backend: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Calls `changed` when locks that match `pattern` may have changed: once when the watch has begun, and from then on after
-    /// each change, within milliseconds. A call without a change does no harm. Runs until it is dropped, and fails when the store
-    /// ends the watch. `Ok`, at once, is the default: the store does not report changes.
+    /// Calls `changed` when locks that match `pattern` may have changed. The first call comes when the watch has begun. Each
+    /// later change leads to a call within milliseconds. A call without a change does no harm. Runs until it is dropped, and
+    /// fails when the store ends the watch. The default returns `Ok` immediately: the store does not report changes.
     ///
     /// `changed` does not block.
     fn watch(
@@ -556,7 +557,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Reads whether the store can serve, and what could make it lose locks.
     fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;
 
-    /// All checks of the store with their verdicts, also of what is good. Defaults to the warnings of [`health`](Self::health).
+    /// All checks of the store with their verdicts, including the good ones. Defaults to the warnings of
+    /// [`health`](Self::health).
     fn diagnose(&self) -> impl Future<Output = Result<Vec<Finding>, BackendError>> + Send {
         async {
             let warnings = self.health().await?;
@@ -567,8 +569,8 @@ pub trait Backend: Send + Sync + 'static {
         }
     }
 
-    /// Whether the store answers. Sent now and then after a failure, until it does. Defaults to [`health`](Self::health), which
-    /// usually costs more.
+    /// Whether the store answers. Called repeatedly after a failure, until the store answers. Defaults to
+    /// [`health`](Self::health), which usually costs more.
     fn probe(&self) -> impl Future<Output = Result<(), BackendError>> + Send {
         async { self.health().await.map(drop) }
     }

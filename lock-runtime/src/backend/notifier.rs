@@ -9,8 +9,8 @@ use crate::base::owner::Owner;
 
 /// Receives what happens to keys in a store. Keys are as the store knows them, with the pool's prefix.
 ///
-/// Notifications are hints: a waiter sends its request again, and only the answer counts. A spurious one costs a
-/// request, a missed one costs time until the next regular request. No method blocks.
+/// Notifications are hints: a waiter sends its request again, and only the answer counts. A spurious notification
+/// costs a request; a missed one costs the time until the next regular request. No method blocks.
 #[derive(Clone)]
 pub struct Notifier(Arc<dyn NotifySink>);
 
@@ -36,8 +36,8 @@ impl Notifier {
     }
 
     /// `owner`, from the store's wait queue for `key`, was granted the lock if `available_in` is zero. Otherwise it is
-    /// next, and the lock is available in that time at the latest. `false` if the pool does not know the owner any
-    /// more; the store then has to notify the next one.
+    /// next, and the lock is available within that time. `false` if the pool no longer knows the owner; the store then
+    /// has to notify the next owner.
     #[must_use]
     pub fn head_of_queue(&self, key: &str, owner: &Owner, available_in: Duration) -> bool {
         self.0.head_of_queue(key, owner, available_in)

@@ -9,8 +9,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Notifier, Owner, WaitMode};
 
-/// A grant for an owner token that this pool does not know: it has given the token up, or the answer that queued the
-/// owner is being handled on another thread.
+/// A grant for an owner token that this pool does not know. The pool has given the token up, or the answer that
+/// queued the owner is being handled on another thread.
 pub(crate) struct UnclaimedGrant {
     pub(crate) key: String,
     pub(crate) owner: Owner,
@@ -18,7 +18,7 @@ pub(crate) struct UnclaimedGrant {
 }
 
 impl UnclaimedGrant {
-    /// Notifies the owner again. Returns whether the pool knows it by now, so that the grant is its own.
+    /// Notifies the owner again. Returns whether the pool now knows the owner, so that the grant belongs to the pool.
     pub(crate) fn is_claimed(&self) -> bool {
         self.notifier.head_of_queue(&self.key, &self.owner, Duration::ZERO)
     }
@@ -56,7 +56,7 @@ impl QueueEvents {
         }
     }
 
-    /// `owner` was granted `key`, or may request it after this time.
+    /// `owner` was granted `key`, or may request it after `available_in`.
     pub(crate) fn head_of_queue(&self, key: &str, owner: Owner, available_in: Duration) {
         let Some(notifier) = self.notifier.get() else { return };
         let is_known = notifier.head_of_queue(key, &owner, available_in);
@@ -111,7 +111,7 @@ impl PendingClaims<'_> {
         !self.owners.is_empty() && self.events.pending_claims().get(owner) == Some(&true)
     }
 
-    /// A queued request retries at once if its owner has become the head of the queue meanwhile.
+    /// A queued request retries immediately if its owner has become the head of the queue meanwhile.
     pub(crate) fn retry_heads(
         &self,
         requests: &[AcquireRequest],

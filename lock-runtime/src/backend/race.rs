@@ -1,4 +1,4 @@
-//! Attempts at several servers, of which the first success counts.
+//! Attempts with several servers, of which the first success counts.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use crate::backend::first_ended::first_ended;
 
-/// When the next attempt begins, beside the unanswered ones.
+/// When the next attempt begins, alongside the unanswered ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     /// The wait for one candidate before the next one is tried.
@@ -15,8 +15,8 @@ pub(crate) struct Pace {
     pub(crate) again: Option<Duration>,
 }
 
-/// Returns the first success. The next candidate is tried after [`Pace::next`], or at once if an attempt fails. If all fail,
-/// the result is all errors in the order in which they came. Dropping the future ends all attempts.
+/// Returns the first success. The next candidate is tried after [`Pace::next`], or immediately if an attempt fails. If all
+/// fail, the result has all errors in the order of their arrival. Dropping the future ends all attempts.
 pub(crate) async fn race<C: Copy, T, E, F>(
     candidates: &[C],
     pace: Pace,
@@ -61,8 +61,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The result of a race, and when each candidate was tried. 1 never answers, 2 refuses at once, others are reached after
-    /// four seconds.
+    /// The result of a race, and when each candidate was tried. 1 never answers, 2 refuses immediately, others are reached
+    /// after four seconds.
     async fn raced(
         candidates: &[u16],
         pace: Pace,
@@ -93,7 +93,7 @@ mod tests {
         let (result, tried) = raced(&[1, 1, 3], pace).await;
         assert_eq!(result, Ok(3));
         assert_eq!(tried, [(1, Duration::ZERO), (1, SECOND), (3, 2 * SECOND)]);
-        // It is waited for, although the next one is tried as well.
+        // The first attempt is still awaited, although the next one is tried as well.
         let (result, tried) = raced(&[3, 4], pace).await;
         assert_eq!((result, tried), (Ok(3), vec![(3, Duration::ZERO), (4, SECOND)]));
     }

@@ -1,4 +1,4 @@
-//! TLS settings by rustls. Certificate files are read once; server certificates are verified unless the URL says
+//! TLS settings for rustls. Certificate files are read once; server certificates are verified unless the URL says
 //! `?insecure`.
 
 use std::sync::Arc;

@@ -21,7 +21,7 @@ pub(crate) async fn release_unclaimed<F: Future>(
     // The ttl is not known here; this one leads to the shortest reservation for the next token in the queue.
     const UNKNOWN_TTL: Duration = Duration::from_secs(1);
     while let Some(grant) = unclaimed.recv().await {
-        // The releases before this one take their time. A release of a lock that is held by now would end the hold.
+        // The releases before this one take time. A release of a lock that is held by now would end the hold.
         if grant.is_claimed() {
             continue;
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// Not sent, or refused for a reason that passes by itself (loading, failing over). Nothing was applied.
+    /// Not sent, or refused for a reason that passes on its own (loading, failing over). Nothing was applied.
     NotApplied,
     /// Sent, and no answer came: it may have been applied, or may be applied later.
     MaybeApplied,
@@ -62,7 +62,7 @@ impl BackendError {
         self.with(|details| details.source = Some(Arc::new(source)))
     }
 
-    /// The same error, for a request of which nothing had been sent that could have been applied.
+    /// The same error, for a request that had sent nothing that could have been applied.
     #[cfg(feature = "_remote")]
     pub(crate) fn before_sending(self) -> Self {
         if self.0.kind != FailureKind::MaybeApplied {
@@ -71,7 +71,7 @@ impl BackendError {
         self.with(|details| details.kind = FailureKind::NotApplied)
     }
 
-    /// The cause, if it is a `E`.
+    /// The cause, if it is an `E`.
     #[cfg(any(feature = "redis", feature = "_sql", feature = "etcd"))]
     pub(crate) fn cause<E: Error + 'static>(&self) -> Option<&E> {
         self.0.source.as_deref()?.downcast_ref()

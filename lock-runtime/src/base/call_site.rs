@@ -1,4 +1,4 @@
-//! What is known of an annotated function at compile time.
+//! What is known about an annotated function at compile time.
 
 use std::fmt;
 use std::panic;
@@ -30,7 +30,7 @@ pub struct Site {
     is_computed: bool,
     /// `None` if the pool is given by an expression.
     pool: Option<&'static str>,
-    /// What grants say of the location, once one has.
+    /// What grants say about the location, once there has been a grant.
     location_text: OnceCell<String>,
 }
 

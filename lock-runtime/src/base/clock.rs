@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// A point in time of a [`Clock`], in nanoseconds since the clock's origin.
 ///
-/// One more is stored, so that it is never zero and an `Option` takes no more room: each held lock has a dozen.
+/// The stored number is one more, so it is never zero and an `Option` takes no more room. Each held lock has a dozen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Instant(NonZeroU64);
 

@@ -28,7 +28,8 @@ pub enum ErrorKind {
     PoolNotFound,
     /// The wait queue of the key in this process is full. Nothing ran.
     QueueFull,
-    /// The call is made in a body that holds the key; waiting would be a deadlock. Locks of guards are not noticed. Nothing ran.
+    /// The call is made in a body that holds the key; waiting would be a deadlock. Locks of guards are not detected.
+    /// Nothing ran.
     WouldDeadlock,
     /// The holder has released the lock. [`LockGuard::lost`](crate::LockGuard::lost) resolves to this if the lock was
     /// not lost before, and other methods of the guard return it.
@@ -124,7 +125,7 @@ impl LockError {
         )
     }
 
-    /// The error of every operation of a pool in a process that was forked from its own.
+    /// The error of every operation of a pool in a process that was forked from the pool's process.
     #[cold]
     pub(crate) fn inherited() -> Self {
         Self::new(ErrorKind::Config, "the pool belongs to the process that this one was forked from")
@@ -135,7 +136,7 @@ impl LockError {
         self.with(|inner| inner.remedy = remedy.into())
     }
 
-    /// Adds the error of the store that has caused this one.
+    /// Adds the error of the store that caused this one.
     #[cold]
     pub(crate) fn because(self, error: BackendError) -> Self {
         self.with(|inner| {
@@ -231,9 +232,9 @@ impl LockError {
     /// The keys of the call, whole, without the pool's prefix, sorted and distinct. Empty if the error occurred before they
     /// were known.
     ///
-    /// A key may contain the data of a person. So whatever prints an error prints no key: events, spans, metrics and
-    /// [`Problem`](crate::Problem) name the template alone, and so do `Display` and `Debug`. A request without a
-    /// [`template`](crate::LockRequest::template) has no other name than its key, and its text shows that.
+    /// A key may contain personal data, so a printed error shows no key. Events, spans, metrics and
+    /// [`Problem`](crate::Problem) name only the template, and so do `Display` and `Debug`. A request without a
+    /// [`template`](crate::LockRequest::template) has no name other than its key, and the text of its error shows it.
     ///
     /// ```
     /// # use lock_runtime::{LockError, distributed_lock};

@@ -39,7 +39,7 @@ impl Fence {
         self.0
     }
 
-    /// The number as SQL has it.
+    /// The number in the type that SQL uses.
     ///
     /// ```
     /// use lock_runtime::Fence;
@@ -134,8 +134,8 @@ impl Fences {
         self.left == 0
     }
 
-    /// How many holders the next grant is expected to have: as many as this one, or at least twice as many if its numbers are used
-    /// up.
+    /// How many holders the next grant is expected to have. It is the number for this grant, or at least twice as many if
+    /// its numbers are used up.
     pub(crate) fn expected_holders(self) -> ExpectedHolders {
         if self.is_empty() {
             ExpectedHolders::AtLeast(self.taken.saturating_mul(2))

@@ -11,13 +11,13 @@ use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::sync::Mutex;
 
-/// Keeps the highest fencing token of each key, and refuses lower ones: the receiver's side of a fence, for a resource
-/// that one process owns (Kleppmann, "How to do distributed locking"; Chubby's `CheckSequencer`).
+/// Keeps the highest fencing token of each key, and refuses lower ones. It is the receiver's side of a fence, for a
+/// resource that one process owns (Kleppmann, "How to do distributed locking"; Chubby's `CheckSequencer`).
 ///
-/// An equal token is admitted, because one holder may write several times. A gate decides about the order of admissions;
-/// what it admits has to take effect in that order too, for example under a mutex of the resource. It forgets everything
-/// when the process ends, so a resource that outlives it keeps the tokens itself: as a column beside the data, or by
-/// [`SqlFenceGate`](crate::SqlFenceGate).
+/// An equal token is admitted, because one holder may write several times. A gate decides the order of admissions. Admitted
+/// writes have to take effect in that order too, for example under a mutex of the resource. The gate forgets everything
+/// when the process ends. A resource that outlives the process keeps the tokens itself: in a column beside the data, or
+/// with [`SqlFenceGate`](crate::SqlFenceGate).
 ///
 /// ```
 /// use lock_runtime::{Fence, FenceGate};
@@ -57,8 +57,8 @@ impl FenceGate {
         Self { clock: Clock::Boot, forget_after: None, seen: Mutex::default() }
     }
 
-    /// A gate that may forget a key for which nothing was admitted for this long. A late write that comes after an even
-    /// longer pause is then admitted, so the time should be longer than any pause of a holder: hours.
+    /// A gate that may forget a key for which nothing was admitted for this long. A late write after an even longer pause
+    /// is then admitted. The time should be longer than any pause of a holder: hours.
     #[must_use]
     pub fn forgetting_after(age: Duration) -> Self {
         Self { forget_after: Some(age), ..Self::new() }

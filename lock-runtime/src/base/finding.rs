@@ -1,18 +1,18 @@
-//! What the checks of a store have found.
+//! What the checks of a store found.
 
 use crate::base::backend_error::Warning;
 
-/// What one check of a store has found. With the feature `serde` it can be serialized.
+/// What one check of a store found. With the feature `serde` it can be serialized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was checked: `version`, `eviction`, `clock` and so on; `store` for all that has no name of its own.
+    /// What was checked: `version`, `eviction`, `clock` and so on; `store` for checks without a name of their own.
     pub check: &'static str,
-    /// How it is.
+    /// The verdict of the check.
     pub verdict: Verdict,
     /// The server, where a store has several.
     pub server: Option<String>,
-    /// What there is.
+    /// What the check found.
     pub text: String,
     /// What to do about it. `None` if it is good.
     pub remedy: Option<&'static str>,
@@ -22,11 +22,11 @@ pub struct Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// As it has to be.
+    /// As it should be.
     Good,
     /// Locks could be lost, refused or late.
     Warning,
-    /// The login may not read it.
+    /// The login is not allowed to read it.
     Unknown,
 }
 
@@ -45,14 +45,14 @@ impl Finding {
         Self { check, verdict: Verdict::Warning, server: None, text, remedy }
     }
 
-    /// A check that the login is not allowed.
+    /// A check that the login is not allowed to make.
     #[must_use]
     pub fn unknown(check: &'static str, text: impl Into<String>, remedy: &'static str) -> Self {
         let text = text.into();
         Self { check, verdict: Verdict::Unknown, server: None, text, remedy: Some(remedy) }
     }
 
-    /// The same of one server among several.
+    /// The same finding, for one server among several.
     #[must_use]
     pub fn at(mut self, server: impl Into<String>) -> Self {
         self.server = Some(server.into());

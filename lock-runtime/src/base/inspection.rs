@@ -16,8 +16,8 @@ use crate::base::owner_tag::OwnerTag;
 pub struct Inspection {
     /// The owner that other owners have to wait for. `None` if the key is free.
     pub holder: Option<LockHolder>,
-    /// The owners in the store's wait queue, in its order, [`MAX_WAITERS`](Self::MAX_WAITERS) at most. Each is a process: its
-    /// tasks wait behind it.
+    /// The owners in the store's wait queue, in its order, at most [`MAX_WAITERS`](Self::MAX_WAITERS). Each is a process:
+    /// its tasks wait behind it.
     pub waiters: Vec<WaitingOwner>,
     /// How many owners are in the store's wait queue. `None` if the store has none, or does not show it.
     pub waiting: Option<usize>,
@@ -35,9 +35,9 @@ pub struct LockHolder {
     /// has a greater one.
     pub fence: Option<Fence>,
     /// The process that holds it, and the annotated function that it acquired the lock for. `None` where the store does not
-    /// keep it, and if the holder's pool does not tell it ([`PoolBuilder::owner_info`](crate::PoolBuilder::owner_info)).
+    /// keep this, or the holder's pool does not provide it ([`PoolBuilder::owner_info`](crate::PoolBuilder::owner_info)).
     pub info: Option<OwnerInfo>,
-    /// By which a release by force names the owner. Neither shown nor serialized.
+    /// The token with which a release by force names the owner. Neither shown nor serialized.
     token: Option<Owner>,
 }
 
@@ -50,7 +50,7 @@ pub struct WaitingOwner {
 }
 
 impl Inspection {
-    /// How many waiters are listed at most.
+    /// The maximum number of listed waiters.
     pub const MAX_WAITERS: usize = 100;
 
     /// A key with this holder, or a free one, in a store that shows no wait queue.
@@ -99,7 +99,7 @@ impl LockHolder {
         self.token
     }
 
-    /// The same holder, of a grant that ends in this time if it is not renewed.
+    /// The same holder, with a grant that ends after this time if it is not renewed.
     #[must_use]
     pub const fn with_expiry(mut self, expires_in: Option<Duration>) -> Self {
         self.expires_in = expires_in;
@@ -113,7 +113,7 @@ impl LockHolder {
         self
     }
 
-    /// The same holder, of this process.
+    /// The same holder with information about its process.
     #[must_use]
     pub fn with_info(mut self, info: Option<OwnerInfo>) -> Self {
         self.info = info;
@@ -121,7 +121,7 @@ impl LockHolder {
     }
 }
 
-/// By what is shown.
+/// Compares only what is shown.
 impl PartialEq for LockHolder {
     fn eq(&self, other: &Self) -> bool {
         let shown = |it: &Self| (it.owner, it.expires_in, it.fence);

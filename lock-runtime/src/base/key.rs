@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 /// The name of a lock. Cheap to clone; a literal is not copied.
 ///
-/// Text with `lock_runtime:` in it is no key: names like that are those of what is kept beside the locks. An acquire refuses it
-/// as [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey), in every store, as it does an empty one.
+/// Text that contains `lock_runtime:` is not a valid key: such names are reserved for data beside the locks. An acquire
+/// refuses it with [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey) in every store, as it does an empty key.
 ///
-/// Made from text, which is taken as it is:
+/// It is made from text, which is taken unchanged:
 ///
 /// ```
 /// use lock_runtime::Key;

@@ -24,18 +24,18 @@ pub struct KeyPattern {
 pub struct KeyList {
     /// The keys, sorted.
     pub keys: Vec<Key>,
-    /// Whether these are all. `false` if there are more than were asked for, or if the store has too much else to look through.
+    /// Whether these are all. `false` if there are more than requested, or if the store has too much else to look through.
     pub is_complete: bool,
 }
 
 impl KeyPattern {
-    /// The keys that `pattern` matches behind `prefix`, that of a pool.
+    /// The keys that `pattern` matches after `prefix`, the prefix of a pool.
     #[must_use]
     pub fn new(prefix: impl Into<String>, pattern: impl Into<String>) -> Self {
         Self { prefix: prefix.into(), pattern: pattern.into() }
     }
 
-    /// The key without the prefix, if the one that the store has matches.
+    /// The key without the prefix, if the stored key matches.
     #[must_use]
     pub fn key_of<'a>(&self, stored: &'a str) -> Option<&'a str> {
         stored.strip_prefix(&*self.prefix).filter(|key| is_match(&self.pattern, key))
@@ -71,7 +71,7 @@ impl KeyPattern {
 }
 
 impl KeyList {
-    /// A list of `limit` keys at most, as the store has them.
+    /// A list of at most `limit` keys, as the store has them.
     #[must_use]
     pub fn new(mut keys: Vec<Key>, is_complete: bool, limit: usize) -> Self {
         keys.sort();
@@ -87,7 +87,7 @@ fn is_match(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), text.chars().collect());
     let (mut at, mut from) = (0, 0);
-    // Behind the last star, and where its match ends so far.
+    // The position after the last star, and where its match ends so far.
     let mut star = None;
     while from < text.len() {
         match pattern.get(at) {

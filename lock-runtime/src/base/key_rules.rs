@@ -5,17 +5,17 @@ use sha2::{Digest, Sha256};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 
-/// Longer keys keep their head and get the rest hashed. With the prefix of the pool: a column of MySQL holds no more.
+/// Longer keys keep their head, and the rest is hashed. Includes the prefix of the pool: a MySQL column holds no more.
 const MAX_BYTES: usize = 512;
 
-/// Of the prefix of a pool. A shortened key keeps it whole, so that a search by the prefix finds the key.
+/// The limit for the prefix of a pool. A shortened key keeps it whole, so that a search by the prefix finds the key.
 const MAX_PREFIX_BYTES: usize = 256;
 
 /// Marks a hashed tail. `%` in a rendered value is always followed by two hex digits, so that no
 /// value can look like one.
 const HASH_MARK: &str = "%~";
 
-/// Stands in the names of what is kept beside the locks, their wait queues and the counters of fences.
+/// Part of the names of data beside the locks: their wait queues and the counters of fences.
 pub(crate) const RESERVED: &str = "lock_runtime:";
 
 impl Key {
@@ -29,7 +29,8 @@ impl Key {
         Ok(self.within(MAX_BYTES))
     }
 
-    /// The key, shortened so that it has no more than 512 bytes behind `prefix`. That of a pool leaves room for its head.
+    /// The key, shortened so that it has no more than 512 bytes with `prefix`. The prefix of a pool leaves room for the
+    /// key's head.
     pub(crate) fn shortened_for(self, prefix: &str) -> Self {
         self.within(MAX_BYTES - prefix.len().min(MAX_PREFIX_BYTES))
     }
@@ -50,7 +51,7 @@ impl Key {
         Self::from([prefix, self.as_str()].concat())
     }
 
-    /// Refuses a key that, behind `prefix`, could be the name of something beside a lock.
+    /// Refuses a key that, after `prefix`, could be the name of something other than a lock.
     pub(crate) fn is_free_behind(&self, prefix: &str) -> Result<(), LockError> {
         let text = self.as_str();
         let crosses = |at| prefix.ends_with(&RESERVED[..at]) && text.starts_with(&RESERVED[at..]);
@@ -119,7 +120,7 @@ mod tests {
             let short = key(&one);
             assert!(short.prefixed(&prefix).as_str().len() <= MAX_BYTES);
             assert_eq!(short.as_str() == one, length <= 256, "{length}");
-            // A search returns the short one: that names the same lock.
+            // A search returns the shortened key, which names the same lock.
             assert_eq!(key(short.as_str()), short, "{length}");
         }
         check_prefix(&prefix).unwrap();

@@ -13,8 +13,8 @@ pub enum LockOrder {
     Off,
     /// It emits an event, and adds the call to [`lock_order_inversions`](crate::lock_order_inversions).
     Warn,
-    /// The same, and then the call panics, before it requests its lock; each time, also if a pool of the same name has reported
-    /// the inversion before. For tests.
+    /// The same, and then the call panics before it requests its lock. It panics each time, even if a pool with the same
+    /// name has reported the inversion before. For tests.
     Panic,
 }
 

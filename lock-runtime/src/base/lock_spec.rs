@@ -18,7 +18,7 @@ pub(crate) struct LockSpec {
     /// The same keys with the pool's prefix, as the store knows them.
     pub(crate) store_keys: Arc<[Key]>,
     pub(crate) policy: Policy,
-    /// Of the call, for its events. Empty at first, as `metrics` is.
+    /// Of the call, for its events. Empty at first, like `metrics`.
     pub(crate) span: SpanSlot,
     pub(crate) metrics: LockMetrics,
 }
@@ -39,7 +39,7 @@ impl LockSpec {
         Self { label, keys, store_keys, policy, span, metrics }
     }
 
-    /// What requests for it say of their owner.
+    /// What requests for it say about their owner.
     pub(crate) fn owner_label(&self) -> OwnerLabel {
         if !self.policy.owner_info {
             return OwnerLabel::default();

@@ -1,4 +1,4 @@
-//! What a pool measures, by the facade crate `metrics`. Without the feature of that name all of it is empty.
+//! What a pool measures, through the facade crate `metrics`. Without the feature of that name everything here is empty.
 
 use std::fmt;
 use std::sync::Arc;

@@ -22,7 +22,7 @@ impl From<Duration> for Wait {
     }
 }
 
-/// Whether the watchdog extends the lease while it is held.
+/// Whether the lease is renewed while it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renew {
     /// Never: the ttl is a hard limit on the hold.
@@ -59,8 +59,8 @@ pub enum OnLost {
 pub enum ReleaseMode {
     /// The result is returned after the store has freed the lock.
     Awaited,
-    /// The result is returned at once, and the driver releases the lock: one round trip less per call. A release
-    /// that fails is only reported to `tracing`, as with [`Awaited`](Self::Awaited).
+    /// The result is returned immediately, and the driver releases the lock: one round trip less per call. A release that
+    /// fails is only reported to `tracing`, as with [`Awaited`](Self::Awaited).
     Background,
 }
 
@@ -70,8 +70,8 @@ pub enum ReleaseMode {
 pub enum OnOutage {
     /// It waits for the store as it waits for the lock, up to its `wait`.
     Wait,
-    /// It returns [`ErrorKind::Backend`] at once. The store counts as down when all requests of 500 ms have failed. The pool
-    /// then sends probes, and serves again after the first answer.
+    /// It returns [`ErrorKind::Backend`] immediately. The store counts as down when all requests within 500 ms have failed.
+    /// The pool then sends probes, and serves again after the first answer.
     Fail,
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct Defaults {
     pub(crate) first_renewal: Option<Duration>,
     /// For locks that can linger.
     pub(crate) linger: Duration,
-    /// Whether a grant says of which process it is.
+    /// Whether a grant identifies its process.
     pub(crate) owner_info: bool,
 }
 
@@ -203,8 +203,8 @@ const LONGEST_LINGER: Duration = Duration::from_secs(60);
 /// The resolution of timers.
 pub(crate) const TIMER: Duration = Duration::from_millis(1);
 
-/// The length of a lease, always between 10 ms and 7 days. Timers and networks cannot keep less; more is considered a
-/// typo, after which a crashed holder would block the key.
+/// The length of a lease, always between 10 ms and 7 days. Timers and networks cannot keep a shorter one. A longer one is
+/// considered a typo, with which a crashed holder would block the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ttl {
     length: Nanos,
@@ -213,7 +213,7 @@ pub(crate) struct Ttl {
     delay: Nanos,
 }
 
-/// A span of a ttl in nanoseconds, in half of the room of a [`Duration`].
+/// A span of a ttl in nanoseconds, in half the room of a [`Duration`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Nanos(u64);
 
@@ -232,7 +232,7 @@ impl Ttl {
     const MAX: Duration = LONGEST;
     const MAX_DELAY: Duration = Duration::from_secs(60);
 
-    /// With a greater drift factor, less than half of the ttl remains after the first renewal: too little for a
+    /// With a greater drift factor, less than half of the ttl remains after the first renewal. That is too little for a
     /// hand-off, and for a second renewal if the first one fails.
     const MAX_DRIFT: f64 = 0.25;
 
@@ -282,8 +282,8 @@ impl Ttl {
         self.delay.get()
     }
 
-    /// How long a grant is valid, from before its request was sent (Redlock's validity time): the ttl less the
-    /// drift (1 % + 2 ms by default).
+    /// How long a grant is valid, from before its request was sent (Redlock's validity time). It is the ttl less the drift
+    /// (1 % + 2 ms by default).
     pub(crate) const fn validity(self) -> Duration {
         self.validity.get()
     }
@@ -304,8 +304,8 @@ impl Ttl {
     }
 }
 
-/// How long before the end of its validity a body is cancelled, so that it has stopped by then: a tenth of the
-/// hold, between 1 ms and 500 ms.
+/// How long before the end of its validity a body is cancelled, so that it has stopped by then. It is a tenth of the hold,
+/// between 1 ms and 500 ms.
 fn cancel_margin(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
     let hold = max_hold.map_or(ttl.get(), |max_hold| max_hold.min(ttl.get()));
     (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
@@ -460,7 +460,7 @@ impl Policy {
         }
     }
 
-    /// Refuses options of this call that are for one key.
+    /// Refuses options of this call that are for one key only.
     pub(crate) fn check_key_count(
         &self,
         options: &LockOptions,

@@ -23,9 +23,9 @@ impl<C: Clone + Eq + Hash, N: Clone> OrderGraph<C, N> {
         self.edges.get(held).is_some_and(|edges| edges.contains_key(requested))
     }
 
-    /// Adds that `requested` was requested under `held`. If this edge closes a cycle, returns the nestings of the
-    /// shortest one: this one first, then those of the way from `requested` back to `held`. Empty otherwise, and for an edge
-    /// that is known.
+    /// Adds that `requested` was requested under `held`. If this edge closes a cycle, returns the nestings of the shortest
+    /// one. The new nesting is first, followed by those on the way from `requested` back to `held`. Empty otherwise, and
+    /// for an edge that is known.
     pub(crate) fn add(&mut self, held: C, requested: C, nesting: N) -> Vec<N> {
         if held == requested || self.knows(&held, &requested) {
             return Vec::new();

@@ -10,7 +10,7 @@ pub(crate) enum Outcome {
     Passed,
     /// The lock was held, and released by its holder.
     Released,
-    /// As `Released`, and the store did not confirm it in time.
+    /// Like `Released`, but the store did not confirm it in time.
     Unconfirmed,
     /// The lock was granted, and the call did not take it in time.
     Unclaimed,

@@ -46,7 +46,7 @@ impl Owner {
         bytes.iter().all(|byte| HEX.contains(byte)).then_some(Self(bytes))
     }
 
-    /// The token from its stored form. `None` for text of another form, which is of another client.
+    /// The token from its stored form. `None` for text of another form, which belongs to another client.
     #[cfg(feature = "_remote")]
     pub(crate) fn in_bytes(bytes: &[u8]) -> Option<Self> {
         std::str::from_utf8(bytes).ok().and_then(Self::parse)

@@ -12,7 +12,7 @@ use crate::base::process::OfProcess;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerInfo {
-    /// The name of its host, of a container often that of the pod.
+    /// The name of its host; in a container, often the name of the pod.
     pub host: String,
     /// The number of the process on that host.
     pub process_id: u32,
@@ -66,7 +66,7 @@ impl OwnerInfo {
     }
 }
 
-/// What a request says of its owner: nothing, or `host/process`, or `host/process file:line`.
+/// What a request says about its owner: nothing, or `host/process`, or `host/process file:line`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OwnerLabel(Option<(&'static str, Option<&'static Site>)>);
 
@@ -74,7 +74,7 @@ impl OwnerLabel {
     /// Says nothing.
     pub(crate) const EMPTY: Self = Self(None);
 
-    /// Of this process, for a call at `site`.
+    /// A label of this process, for a call at `site`.
     pub(crate) fn of_process(site: Option<&'static Site>) -> Self {
         Self(Some((process_text(), site)))
     }
@@ -121,7 +121,7 @@ pub(crate) fn process_text() -> &'static str {
 }
 
 /// What is kept of a path in the source of a program. The end of a long path tells more than its start. A dependency has an
-/// absolute path: its start is a directory of the machine that has built the program.
+/// absolute path: its start is a directory of the machine that built the program.
 fn file_name(file: &str) -> &str {
     tail(if Path::new(file).has_root() { in_package(file) } else { file }, LONGEST_FILE)
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::base::error::{ErrorKind, LockError, Progress};
 
-/// What an HTTP client learns of a [`LockError`]: a status and a problem document (RFC 9457). It names no key, no address
-/// and no setting; [`LockError`]'s text is for the log.
+/// What an HTTP client learns about a [`LockError`]: a status and a problem document (RFC 9457). It names no key, no
+/// address and no setting; [`LockError`]'s text is for the log.
 ///
 /// | kind | status | `Retry-After` |
 /// |---|---|---|
@@ -16,7 +16,7 @@ use crate::base::error::{ErrorKind, LockError, Progress};
 /// | [`QueueFull`](ErrorKind::QueueFull) | 429 | 1 s |
 /// | [`Backend`](ErrorKind::Backend) and [`PoolClosed`](ErrorKind::PoolClosed), if nothing ran | 503 | 1 s |
 /// | [`InvalidKey`](ErrorKind::InvalidKey) | 400 | |
-/// | all others, and all of a body that has begun | 500 | |
+/// | all others, and all kinds once the body has begun | 500 | |
 ///
 /// [`PoolBuilder::problem`](crate::PoolBuilder::problem) changes it for a pool.
 ///
@@ -137,7 +137,7 @@ impl LockError {
     }
 }
 
-/// `text` inside of a JSON string (RFC 8259).
+/// `text` inside a JSON string (RFC 8259).
 fn escaped(text: &str) -> Cow<'_, str> {
     let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
     if text.chars().all(is_plain) {

@@ -15,7 +15,7 @@ pub(crate) enum Recorder {
     OfThread,
 }
 
-/// The address of the program's recorder; 0 as long as it is not known.
+/// The address of the program's recorder; 0 until it is known.
 static OF_PROGRAM: AtomicUsize = AtomicUsize::new(0);
 
 #[inline]
@@ -27,8 +27,8 @@ pub(crate) fn present() -> Recorder {
     }
 }
 
-/// 0 if there is no recorder: the crate has one without a size in its place, which is a static. A recorder of the program is
-/// in a box, and there a value without a size has its alignment as its address.
+/// 0 if there is no recorder: the crate has a zero-sized static in its place. A recorder of the program is in a box, where
+/// a zero-sized value has its alignment as its address.
 fn address(recorder: &dyn metrics::Recorder) -> usize {
     let address = std::ptr::from_ref(recorder).cast::<()>().addr();
     let is_boxed = address == align_of_val(recorder);

@@ -13,9 +13,9 @@ use crate::base::owner::Owner;
 
 /// A grant as one value: keys, fence, and the owner token by which the store knows it (Chubby's sequencer).
 ///
-/// The holder sends it with a request, and the receiver asks the store by [`LockPool::check`](crate::LockPool::check)
-/// whether the grant still stands. [`LockGuard::sequencer`](crate::LockGuard::sequencer) makes it. Its text fits into a
-/// header of HTTP, and with the feature `serde` it is serialized as that text.
+/// The holder sends it with a request, and the receiver asks the store with [`LockPool::check`](crate::LockPool::check)
+/// whether the grant still stands. [`LockGuard::sequencer`](crate::LockGuard::sequencer) creates it. Its text fits into an
+/// HTTP header, and with the feature `serde` it is serialized as that text.
 ///
 /// The text contains the owner token, with which the lock can be released. It is for services that may use the store
 /// themselves, not for browsers or logs; `Debug` shows a few digits of the token.
@@ -64,7 +64,7 @@ impl Sequencer {
         &self.keys
     }
 
-    /// The fencing token of the grant, as the holder has sent it. The store is asked for the owner token instead.
+    /// The fencing token of the grant, as sent by the holder. The store is asked about the owner token instead.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
@@ -82,11 +82,11 @@ impl Sequencer {
 /// The version of the text.
 const VERSION: &str = "v1";
 
-/// The most keys of one request, see [`LockPool::lock_all`](crate::LockPool::lock_all).
+/// The maximum number of keys in one request; see [`LockPool::lock_all`](crate::LockPool::lock_all).
 const MOST_KEYS: usize = 128;
 
-/// `v1;<fence>;<owner token>;<key>`, with further keys behind. Other bytes of a key than letters, digits and a few
-/// signs are escaped as in a URL.
+/// `v1;<fence>;<owner token>;<key>`, followed by further keys. Bytes of a key other than letters, digits and a few signs
+/// are escaped as in a URL.
 impl fmt::Display for Sequencer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = std::str::from_utf8(self.owner.as_bytes()).map_err(|_| fmt::Error)?;
@@ -169,7 +169,7 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// A text that is no [`Sequencer`]. The error does not show it, because it may contain an owner token.
+/// A text that is not a [`Sequencer`]. The error does not show it, because it may contain an owner token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidSequencer(Cow<'static, str>);
 

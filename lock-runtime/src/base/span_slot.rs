@@ -8,8 +8,8 @@ use tracing::span::Id;
 
 use crate::base::sync::Mutex;
 
-/// Names the span of one call, for the events of that call. It is no handle: an event that waits for its delivery keeps no
-/// span open. Empty if no subscriber wants the span.
+/// Names the span of one call, for the events of that call. It is not a handle: an event that waits for its delivery keeps
+/// no span open. Empty if no subscriber wants the span.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanSlot(Option<Arc<NamedSpan>>);
 

@@ -5,9 +5,9 @@ use crate::base::sql_dialect::SqlDialect;
 /// A [`FenceGate`](crate::FenceGate) as SQL: a table keeps the highest fence of each resource, and refuses lower ones. For a
 /// resource that is written by several processes, with any SQL library.
 ///
-/// The statements run in the transaction of the write, before it. The row of the resource then is locked until the
-/// commit, so writes take effect in the order of their fences. An equal fence is admitted: one holder may write several times.
-/// A database may end the transaction by a deadlock, as any other one; it then may run again.
+/// The statements run in the transaction of the write, before it. The row of the resource is then locked until the commit,
+/// so writes take effect in the order of their fences. An equal fence is admitted: one holder may write several times. A
+/// database may abort the transaction on a deadlock, like any other. The transaction may then run again.
 ///
 /// ```
 /// use lock_runtime::{SqlDialect, SqlFenceGate};
@@ -21,7 +21,7 @@ use crate::base::sql_dialect::SqlDialect;
 /// // The last statement has returned a row: the write is admitted. None: it is stale, roll back.
 /// ```
 ///
-/// A lock in the same database has a stronger means: [`LockGuard::pin_sql`](crate::LockGuard::pin_sql).
+/// A lock in the same database has stronger protection: [`LockGuard::pin_sql`](crate::LockGuard::pin_sql).
 #[derive(Clone, Copy, Debug)]
 pub struct SqlFenceGate {
     dialect: SqlDialect,
@@ -34,7 +34,7 @@ impl SqlFenceGate {
         Self { dialect }
     }
 
-    /// The statement that makes the table `fence_gate`.
+    /// The statement that creates the table `fence_gate`.
     #[must_use]
     pub const fn create_table(self) -> &'static str {
         match self.dialect {
@@ -51,8 +51,8 @@ impl SqlFenceGate {
     /// The statements of one write, in this order. Each has two values: the name of the resource, and the fence as a
     /// `bigint` ([`Fence::as_i64`](crate::Fence::as_i64)).
     ///
-    /// The write is admitted if the last one returns a row. Otherwise a later holder has written, and the transaction is to be
-    /// rolled back.
+    /// The write is admitted if the last one returns a row. Otherwise a later holder has written, and the transaction must
+    /// be rolled back.
     #[must_use]
     pub const fn admit(self) -> &'static [&'static str] {
         match self.dialect {
@@ -64,7 +64,7 @@ impl SqlFenceGate {
             SqlDialect::MySql => &[
                 "INSERT INTO fence_gate (resource, fence) VALUES (?, ?) \
                  ON DUPLICATE KEY UPDATE fence = GREATEST(fence, VALUES(fence))",
-                // A plain read could be that of an older snapshot.
+                // A plain read could return an older snapshot.
                 "SELECT fence FROM fence_gate WHERE resource = ? AND fence = ? FOR UPDATE",
             ],
         }

@@ -86,7 +86,7 @@ mod tests {
         let texts: Vec<_> = TemplateShape("a<<b>>:<id>").texts().collect();
         assert_eq!(texts, ["a<<b>>:", ""]);
         assert_ne!(TemplateShape("a<<b>>"), TemplateShape("a<<c>>"));
-        // Of a request: any text.
+        // The template of a request is any text.
         assert_eq!(TemplateShape("a<b").texts().collect::<Vec<_>>(), ["a<b"]);
     }
 

@@ -17,7 +17,7 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// `span`, a time limit or what is left of one, to the millisecond above: so that a text has no more digits than it needs.
+/// `span`, a time limit or what is left of one, rounded up to the millisecond. So a text has no more digits than it needs.
 pub(crate) fn rounded(span: Duration) -> Duration {
     const MILLISECOND: u32 = 1_000_000;
     let nanos = span.subsec_nanos().next_multiple_of(MILLISECOND);

@@ -1,7 +1,7 @@
-//! Characters that text of other origin must not bring to a terminal or a page. `lockctl` includes this file, too: it imports
-//! nothing of the library.
+//! Characters that text from elsewhere must not bring to a terminal or a page. `lockctl` includes this file too, so it
+//! imports nothing of the library.
 
-/// Whether `it` is obeyed by a terminal, is not seen, or changes the order of others.
+/// Whether `it` controls a terminal, is invisible, or changes the order of other characters.
 pub(crate) fn is_unprintable(it: char) -> bool {
     let is_invisible = matches!(
         it,

@@ -1,8 +1,8 @@
 //! Batches of requests to a store.
 //!
 //! A request that finds none in flight is sent from the thread of its caller, which does not wait until the driver wakes
-//! up. Requests that arrive meanwhile are collected and sent in one batch, so in one write: by the driver, or by a task
-//! on the runtime of the callers if it has a connection of its own.
+//! up. Requests that arrive meanwhile are collected and sent in one batch, and thus in one write. The driver sends it, or a
+//! task on the runtime of the callers if that has a connection of its own.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ pub(crate) trait ItemBatch: Default + Send + 'static {
     /// Takes the first items of each kind, at most `most` of them.
     fn take(&mut self, most: usize) -> Self;
 
-    /// Adds the items of `later` behind its own.
+    /// Adds the items of `later` after its own.
     fn append(&mut self, later: Self);
 }
 
@@ -66,9 +66,9 @@ struct Pending<B> {
     is_scheduled: bool,
     /// Each has a task on its runtime that sends it.
     of_callers: Vec<CallerBatch<B>>,
-    /// Whether a task of the driver looks after them.
+    /// Whether a task of the driver watches them.
     is_watched: bool,
-    /// How many items were sent and not answered yet.
+    /// How many items have been sent and not answered yet.
     in_flight: usize,
     recent: RecentBatches,
 }
@@ -78,18 +78,18 @@ struct Pending<B> {
 struct CallerBatch<B> {
     runtime: runtime::Id,
     items: B,
-    /// With this many items it is sent at once, unless more are in flight.
+    /// With this many items it is sent immediately, unless more are in flight.
     threshold: usize,
     progress: CallerProgress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallerProgress {
-    /// Begun, or sent in part, since the driver has looked last.
+    /// Begun, or sent in part, since the driver last looked.
     New,
     /// The driver has seen it once.
     Late,
-    /// The driver has sent it. Until its task runs, requests of this runtime are the driver's.
+    /// The driver has sent it. Until its task runs, requests of this runtime go to the driver.
     Stalled,
 }
 
@@ -110,7 +110,7 @@ impl RecentBatches {
             *self = Self { is_large: true, small_in_a_row: 0 };
         } else {
             self.small_in_a_row = self.small_in_a_row.saturating_add(1);
-            // When many answers arrive at once, the first request that follows is sent alone.
+            // When many answers arrive at the same time, the first request that follows is sent on its own.
             self.is_large &= self.small_in_a_row < 2;
         }
         self.is_large
@@ -131,8 +131,8 @@ impl<B: Default> Default for Batcher<B> {
     }
 }
 
-/// The most items of a kind in one batch. A store answers a call as a whole, so the first items of a longer one would wait for
-/// the last.
+/// The maximum number of items of a kind in one batch. A store answers a call as a whole, so the first items of a longer
+/// one would wait for the last.
 const BATCH: usize = 128;
 
 /// The threshold of the batches of `caller`. A runtime of several threads has the cost of a batch on each of them, and saves it
@@ -145,7 +145,7 @@ fn threshold(caller: &Handle) -> usize {
 const LATE: Duration = Duration::from_millis(5);
 
 impl<B: ItemBatch> Batcher<B> {
-    /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
+    /// Sends `item`, or adds it to the next batch. With `is_local` the store answers immediately, and nothing is counted.
     pub(crate) fn push<F: Flusher<Batch = B>>(flusher: &Arc<F>, item: B::Item, is_local: bool) {
         if is_local {
             let in_flight = InFlight { flusher: flusher.clone(), items: 0 };
@@ -167,10 +167,11 @@ impl<B: ItemBatch> Batcher<B> {
         Self::schedule(flusher, flusher.batcher().pending(), item);
     }
 
-    /// Adds `item` to the next batch of `caller`, the runtime of this thread. Returns it if none is begun and `may_begin` says no.
+    /// Adds `item` to the next batch of `caller`, the runtime of this thread. Returns it if no batch has begun and
+    /// `may_begin` returns false.
     ///
-    /// The answer to an item that `is_awaited` is awaited on this runtime, so that its tasks go on. After another one this thread may
-    /// block, and would read the answer late. What is pending then is sent by the driver.
+    /// The answer to an item that `is_awaited` is awaited on this runtime, so that its tasks go on. After an item that is
+    /// not awaited, this thread may block and would read the answer late. Pending items are then sent by the driver.
     pub(crate) fn push_on<F: Flusher<Batch = B>>(
         flusher: &Arc<F>,
         caller: &Handle,
@@ -208,8 +209,9 @@ impl<B: ItemBatch> Batcher<B> {
 
     /// Adds `item` to the batch that `runtime` has begun, or returns it if the runtime does not send.
     ///
-    /// A batch of as many items as are in flight is sent at once: the store works on it while further tasks run. Otherwise tasks
-    /// that lock in a loop end up in one batch, and all wait for the store, and then the store for all.
+    /// A batch of as many items as are in flight is sent immediately: the store works on it while further tasks run.
+    /// Otherwise tasks that lock in a loop end up in one batch, and all wait for the store, and then the store waits for
+    /// all.
     fn add<F: Flusher<Batch = B>>(
         flusher: &Arc<F>,
         mut pending: MutexGuard<'_, Pending<B>>,
@@ -251,8 +253,8 @@ impl<B: ItemBatch> Batcher<B> {
         }
     }
 
-    /// Moves the batches to the driver that their runtimes do not send: all threads of such a runtime are blocked, or the
-    /// thread that has the task. Ends when there is none to look after.
+    /// Moves to the driver the batches that their runtimes do not send. All threads of such a runtime are blocked, or the
+    /// thread that has the task is. Ends when there is none left to watch.
     async fn watch<F: Flusher<Batch = B>>(flusher: Arc<F>) {
         loop {
             sleep(LATE).await;
@@ -292,8 +294,7 @@ impl<B: ItemBatch> Batcher<B> {
         Self::schedule_driver(flusher, pending);
     }
 
-    /// Whether the next request belongs into a batch, because a large one is expected, which costs less for each of its
-    /// items.
+    /// Whether the next request belongs in a batch, because a large one is expected. That costs less for each of its items.
     pub(crate) fn prefers_batch(&self) -> bool {
         self.expects_large.load(Ordering::Relaxed)
     }
@@ -417,8 +418,8 @@ impl<F: Flusher> Drop for ScheduledFlush<F> {
     }
 }
 
-/// Returns after the tasks that are ready. Any worker may take the task from the queue, which is not so for `yield_now`: that
-/// one waits until its own worker is idle.
+/// Returns after the tasks that are ready. Any worker may take the task from the queue, unlike `yield_now`, which waits
+/// until its own worker is idle.
 async fn to_the_end_of_the_queue() {
     let mut is_queued = false;
     poll_fn(|cx| {
@@ -432,8 +433,8 @@ async fn to_the_end_of_the_queue() {
     .await;
 }
 
-/// The task that sends the batches of callers on their runtime. Dropped early, it leaves the pending items to the driver. A runtime
-/// that is not polled keeps no pool alive by it.
+/// The task that sends the batches of callers on their runtime. Dropped early, it leaves the pending items to the driver.
+/// On a runtime that is not polled, it keeps no pool alive.
 struct CallerFlush<F: Flusher> {
     flusher: Weak<F>,
     runtime: runtime::Id,
@@ -496,7 +497,7 @@ mod tests {
         }
     }
 
-    /// A store that answers nothing by itself.
+    /// A store that answers nothing on its own.
     struct SilentStore {
         batcher: Batcher<Units>,
         driver: Driver,

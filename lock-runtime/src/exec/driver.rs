@@ -31,7 +31,7 @@ pub(super) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 const BATCH: usize = 256;
 
 impl Driver {
-    /// The process's driver thread, started when first asked for. It ends with the process.
+    /// The process's driver thread, started when first requested. It ends with the process.
     pub(crate) fn background() -> Result<Self, LockError> {
         static DRIVER: OfProcess<Driver> = OfProcess::new();
         DRIVER.get_or_try_init(Self::start).cloned()
@@ -81,7 +81,7 @@ impl Driver {
 
     /// Runs `future` to its end.
     pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        // Fails only after the runtime has ended, and then nothing runs any more.
+        // Fails only after the runtime has ended, when nothing runs any more.
         let _ = self.intake.send(Box::pin(future));
     }
 
@@ -98,7 +98,7 @@ impl Driver {
         spawn_on(&self.runtime, future)
     }
 
-    /// Runs `future` to its end on the driver, also if the caller is dropped.
+    /// Runs `future` to its end on the driver, even if the caller is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,

@@ -1,6 +1,6 @@
 //! Delivers events to the program's `tracing` subscriber, on a thread of their own.
 //!
-//! A subscriber that blocks delays other events and no renewal. A panic in it ends one event.
+//! A subscriber that blocks delays other events, but no renewal. A panic in it ends one event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,14 +18,14 @@ use crate::base::process::OfProcess;
 use crate::base::span_slot::{SpanHandle, SpanSlot};
 use crate::exec::panic_boundary::{self, Panic};
 
-/// The most events that wait for the subscriber. Further ones are dropped and counted.
+/// The maximum number of events that wait for the subscriber. Further events are dropped and counted.
 const MOST: usize = 4096;
 
 /// Whether the subscriber `$to`, or that of this thread, may want events of this level. A level that no subscriber wants costs
 /// one load.
 ///
-/// It does not ask by `tracing::enabled!`. Filters of layers keep the answer to that for the next event or span of the thread,
-/// which is one of the program.
+/// It does not use `tracing::enabled!`. Filters of layers keep its answer for the next event or span of the thread, which
+/// belongs to the program.
 macro_rules! is_wanted {
     ($level:ident, $to:expr) => {
         tracing::Level::$level <= tracing::level_filters::LevelFilter::current() && {
@@ -60,7 +60,7 @@ enum Job {
     Event {
         /// The subscriber of the call, or where the event occurred. That of a thread may differ from the program's.
         to: Dispatch,
-        /// No handle: an event that waits keeps no span open, nor the spans around it.
+        /// Not a handle: an event that waits keeps neither this span nor the spans around it open.
         span: SpanSlot,
         /// Takes the span that the event is in.
         emit: Box<dyn FnOnce(Option<Id>) + Send>,
@@ -71,7 +71,7 @@ enum Job {
 
 static EVENTS: OfProcess<EventThread> = OfProcess::new();
 
-/// Whether the subscriber `to` may want the events of `callsite`; without one, that of this thread. An event asks again.
+/// Whether the subscriber `to` may want the events of `callsite`; without one, that of this thread. Each event checks again.
 pub(crate) fn may_want(to: Option<&Dispatch>, callsite: &'static DefaultCallsite) -> bool {
     let may_want = || !callsite.interest().is_never();
     // The first call registers the callsite with the default subscriber, if there is only one.
@@ -82,7 +82,7 @@ pub(crate) fn may_want(to: Option<&Dispatch>, callsite: &'static DefaultCallsite
     asked.unwrap_or(false)
 }
 
-/// As [`send_in`], to the subscriber of this thread, in no span.
+/// Like [`send_in`], to the subscriber of this thread, in no span.
 pub(crate) fn send(emit: impl FnOnce() + Send + 'static) {
     send_in(SpanSlot::default(), |_| emit());
 }
@@ -96,7 +96,7 @@ pub(crate) fn send_in(span: SpanSlot, emit: impl FnOnce(Option<Id>) + Send + 'st
     let Some(to) = span.subscriber().cloned().or_else(of_thread) else { return };
     if let Err(refused) = events.queue.try_send(Job::Event { to, span, emit: Box::new(emit) }) {
         events.dropped.fetch_add(1, Ordering::Relaxed);
-        // It may have the last reference to a subscriber.
+        // It may be the last reference to a subscriber.
         let _ = panic_boundary::call(|| drop(refused));
     }
 }
@@ -150,9 +150,9 @@ fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
     }
 }
 
-/// A handle keeps the span open in the meantime. Without it `tracing_subscriber::Registry` clears a span that its call closes
-/// as soon as the event ends. It does so inside the subscriber, where it cannot close the span's parent, which stays open
-/// for ever.
+/// A handle keeps the span open in the meantime. Without it `tracing_subscriber::Registry` clears a span that its call
+/// closes as soon as the event ends. It does so inside the subscriber, where it cannot close the span's parent, which stays
+/// open forever.
 fn deliver(to: &Dispatch, span: &SpanSlot, emit: impl FnOnce(Option<Id>)) -> Result<(), Panic> {
     dispatcher::with_default(to, || {
         let handle = panic_boundary::call(|| span.handle()).ok().flatten();

@@ -1,4 +1,4 @@
-//! What the program learns of its locks: `tracing` events and spans of target `lock_runtime`, and metrics.
+//! What the program learns about its locks: `tracing` events and spans of target `lock_runtime`, and metrics.
 //!
 //! `lock` is the key's template, `name` the annotated function (absent for the programmatic API).
 
@@ -57,7 +57,7 @@ pub(crate) fn wants_calls() -> bool {
 
 /// The span of a call, if a subscriber wants it.
 pub(crate) fn call_span(label: &LockLabel, pool: &Arc<str>) -> Option<Span> {
-    // Without a subscriber the macro would write a line by the crate `log`.
+    // Without a subscriber the macro would write a line through the crate `log`.
     if !wants_calls() {
         return None;
     }
@@ -142,7 +142,7 @@ pub(crate) fn not_acquired(origin: Origin<'_>, waited: Option<Duration>, error: 
     }
 }
 
-/// The caller has given its wait up.
+/// The caller has given up its wait.
 pub(crate) fn cancelled(origin: Origin<'_>, waited: Option<Duration>) {
     if is_wanted!(DEBUG, origin.span.subscriber()) {
         let waited_ms = waited.map(millis);
@@ -188,7 +188,7 @@ pub(crate) fn lost(origin: Origin<'_>, owner: OwnerTag, held: Duration, loss: Lo
     }
 }
 
-/// `held_for` reads the clock, so it is called for an event alone.
+/// `held_for` reads the clock, so it is only called for an event.
 pub(crate) fn released(origin: Origin<'_>, held_for: impl FnOnce() -> Duration, was_held: bool) {
     let result = if was_held { ReleaseResult::Released } else { ReleaseResult::NotHeld };
     origin.metrics.record(Measurement::Release(result));
@@ -207,7 +207,7 @@ pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
 }
 
 /// This process has taken a lock from another owner, for `operator` if one is known. `was_held` is `None` if the store did
-/// not tell.
+/// not report it.
 pub(crate) fn released_by_force(
     pool: &Arc<str>,
     owner: OwnerTag,
@@ -237,7 +237,7 @@ pub(crate) fn answered(error: &LockError, status: u16) {
             });
         }};
     }
-    // During an outage, and in a shutdown, each request is answered by 503. Events of their own tell that.
+    // During an outage, and in a shutdown, each request is answered with 503. Other events report that.
     if status >= 500 && (status != 503 || error.body_started()) {
         if is_wanted!(WARN, None) {
             emit!(warn);
@@ -299,7 +299,7 @@ pub(crate) fn store_back(pool: &str, down: Duration) {
     }
 }
 
-/// A store was connected to that can lose locks.
+/// The pool has connected to a store that can lose locks.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) fn backend_warning(server: &str, warning: &Warning) {
     if is_wanted!(WARN, None) {
@@ -310,7 +310,7 @@ pub(crate) fn backend_warning(server: &str, warning: &Warning) {
     }
 }
 
-/// A store was connected to that keeps locks by plain commands.
+/// The pool has connected to a store that keeps locks with plain commands.
 #[cfg(feature = "redis")]
 pub(crate) fn without_scripts(server: &str, reason: &str) {
     if is_wanted!(WARN, None) {

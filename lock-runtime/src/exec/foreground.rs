@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// How a request is sent over such a connection.
 #[derive(Debug)]
 pub enum ForegroundPlace {
-    /// At once.
+    /// Immediately.
     Alone(ForegroundRequest),
     /// In the next batch of the runtime.
     InBatch,
@@ -21,7 +21,7 @@ pub(crate) struct Foreground(Arc<AtomicUsize>);
 pub struct ForegroundRequest(Arc<AtomicUsize>);
 
 impl Foreground {
-    /// More requests at once are cheaper in a batch.
+    /// More requests at the same time are cheaper in a batch.
     const MOST: usize = 2;
 
     /// The place of the next request.

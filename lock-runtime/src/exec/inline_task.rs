@@ -60,7 +60,7 @@ pub(crate) fn caller() -> Option<runtime::Id> {
 
 /// Runs `poll`, and returns the work that it has woken.
 pub(crate) fn woken_by<T>(poll: impl FnOnce() -> T) -> (T, Woken) {
-    /// Restores the list of an outer call, also after a panic.
+    /// Restores the list of an outer call, even after a panic.
     struct Collecting(Option<Vec<Arc<InlineTask>>>);
     impl Collecting {
         fn end(&mut self) -> Woken {
@@ -76,7 +76,7 @@ pub(crate) fn woken_by<T>(poll: impl FnOnce() -> T) -> (T, Woken) {
         }
     }
     let Ok(outer) = WOKEN.try_with(|woken| woken.replace(Some(Vec::new()))) else {
-        // At the end of a thread: what is woken goes to the driver.
+        // At the end of a thread, woken work goes to the driver.
         return (poll(), Woken::default());
     };
     let mut collecting = Collecting(outer);
@@ -124,7 +124,7 @@ struct InlineTask {
 }
 
 enum Stage {
-    /// `woken`: it can make progress again already.
+    /// `woken`: it can already make progress again.
     Polling { woken: bool },
     /// It waits to be woken.
     Parked(ParkedTask),
@@ -264,7 +264,7 @@ mod tests {
         })
     }
 
-    /// The work waits for two signals. The model has no other wake-ups, so a wake-up that is lost blocks for good.
+    /// The work waits for two signals. The model has no other wake-ups, so a lost wake-up blocks forever.
     #[test]
     fn work_goes_on_wherever_it_is_woken() {
         const SCHEDULES: usize = 5_000;

@@ -36,7 +36,7 @@ pub(crate) fn call<T>(code: impl FnOnce() -> T) -> Result<T, Panic> {
 
 /// Wakes a task.
 pub(crate) fn wake(waker: Waker) {
-    // The panic hook has reported it. The executor of the task is the one that does not poll it again.
+    // The panic hook has reported it. It is the task's executor that does not poll it again.
     let _ = call(|| waker.wake());
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// An estimate from answered requests, as that of TCP for its retransmissions (RFC 6298): the smoothed round trip and four
+/// An estimate from answered requests, like TCP's for its retransmissions (RFC 6298): the smoothed round trip and four
 /// times its variation. Zero before the first answer.
 #[derive(Debug, Default)]
 pub(crate) struct RoundTrip(AtomicU64);

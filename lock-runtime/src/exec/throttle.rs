@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::base::clock::Instant;
 
-/// Lets one report in a second through, with the number of reports since the last one.
+/// Lets one report per second through, with the number of reports since the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Throttle {
     /// Not reported yet.
@@ -17,7 +17,7 @@ pub(crate) struct Throttle {
 impl Throttle {
     const INTERVAL: Duration = Duration::from_secs(1);
 
-    /// Counts one at `now`. `Some` with the whole number if it is to be reported.
+    /// Counts one at `now`. `Some` with the total number if it should be reported.
     pub(crate) fn report(&self, now: Instant) -> Option<u64> {
         self.count.fetch_add(1, Ordering::Relaxed);
         let next = self.next.load(Ordering::Relaxed);

@@ -20,7 +20,7 @@ pub(crate) struct TimerQueue<T> {
 #[derive(Debug)]
 struct Timers<T> {
     entries: BTreeMap<(Instant, u64), T>,
-    /// When the waiting task checks by itself. It does so also if the entry is removed by then: an unneeded check is
+    /// When the waiting task checks on its own. It does so even if the entry is removed by then. An unneeded check is
     /// cheaper than a wake-up for every entry that comes and goes.
     next_check: Option<Instant>,
 }

@@ -24,7 +24,7 @@ pub(crate) trait LeaseOwner: Send + Sync {
 pub(crate) struct HeldLease {
     lease: Arc<Lease>,
     owner: Arc<dyn LeaseOwner>,
-    /// Whether the hold has been ended here. The drop that follows has nothing to do then.
+    /// Whether the hold was ended here. The drop that follows has nothing to do then.
     has_ended: AtomicBool,
 }
 
@@ -37,7 +37,7 @@ impl HeldLease {
         &self.lease
     }
 
-    /// Ends the hold now, as [`LeaseOwner::end_hold`].
+    /// Ends the hold now, like [`LeaseOwner::end_hold`].
     pub(crate) fn release(&self, mode: ReleaseMode) -> Option<Releasing> {
         if self.has_ended.swap(true, Ordering::Relaxed) {
             return None;

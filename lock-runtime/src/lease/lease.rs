@@ -32,7 +32,7 @@ use crate::queue::permit::KeyPermit;
 
 /// A grant of the store, and how long this process treats it as valid.
 ///
-/// Validity ends by the local clock alone, at the send time of the last confirmed request plus the ttl less the drift. No
+/// Validity ends by the local clock only, at the send time of the last confirmed request plus the ttl less the drift. No
 /// answer is needed to end it, and [`is_held`](Self::is_held) reads nothing but the clock.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -40,7 +40,7 @@ pub(crate) struct Lease {
     pub(crate) pool: Arc<str>,
     pub(crate) spec: Arc<LockSpec>,
     pub(crate) owner: Owner,
-    /// Whether a task has it, or is to get it.
+    /// Whether a task has it, or will get it.
     has_holder: bool,
     pub(crate) fence: Option<Fence>,
     /// When the wait began.
@@ -69,9 +69,9 @@ pub(crate) struct Lease {
     /// A grant that the caller has not picked up by then is released: the end of the wait, and not before one ttl is
     /// over.
     offered_until: Instant,
-    /// End of validity in nanoseconds of the clock; 0 once the lease is lost, transferred or released.
+    /// The end of validity in nanoseconds of the clock; 0 once the lease is lost, transferred or released.
     valid_until: AtomicU64,
-    /// When the store itself forgets the lease at the latest.
+    /// The latest time at which the store itself forgets the lease.
     stored_until: AtomicU64,
     /// The position of the lease in the queue of renewals.
     scheduled_at: AtomicU64,
@@ -163,8 +163,8 @@ impl Lease {
         }
     }
 
-    /// Ends this hold and makes its grant available to `next`, if that is as good as a new grant for it. Otherwise
-    /// nothing changes, and the lease is to be released.
+    /// Ends this hold and makes its grant available to `next`, if that is as good as a new grant for it. Otherwise nothing
+    /// changes, and the lease must be released.
     ///
     /// The caller wakes the listeners, because it may have the queue locked now.
     pub(crate) fn transfer(&self, next: &LockSpec) -> Option<(Grant, Listeners)> {
@@ -214,8 +214,8 @@ impl Lease {
         self.state().fences.map(Fences::expected_holders).unwrap_or_default()
     }
 
-    /// From now on the lease ends with a release at the store, not with a hand-off, so that its owner token names this
-    /// hold alone. `false` if the hold has ended.
+    /// From now on the lease ends with a release at the store, not with a hand-off, so that its owner token names only this
+    /// hold. `false` if the hold has ended.
     pub(crate) fn name_owner(&self) -> bool {
         let mut state = self.state();
         let is_held = matches!(state.phase, Phase::Held | Phase::Renewing);
@@ -223,7 +223,7 @@ impl Lease {
         is_held
     }
 
-    /// Whether a task has it, or is to get it: the lock does not linger.
+    /// Whether a task has it, or will get it: the lock does not linger.
     pub(crate) fn has_holder(&self) -> bool {
         self.has_holder
     }
@@ -238,8 +238,8 @@ impl Lease {
         self.offer.end(Offer::EXPIRED)
     }
 
-    /// Whether no holder will release it when it is lost: the lock lingers, or the grant was not picked up and is withdrawn by
-    /// this call.
+    /// Whether no holder will release it when it is lost. The lock lingers, or the grant was not picked up and is withdrawn
+    /// by this call.
     pub(crate) fn ends_without_holder(&self) -> bool {
         !self.has_holder || self.withdraw()
     }
@@ -273,7 +273,7 @@ impl Lease {
         lost_at.map_or_else(|| self.held_for(), |lost_at| lost_at.since(self.granted_at))
     }
 
-    /// When the store has forgotten the owner, also if no release reaches it.
+    /// When the store has forgotten the owner, even if no release reaches it.
     pub(crate) fn forgotten_at(&self) -> Instant {
         self.stored_until().max(self.earlier_until)
     }
@@ -310,14 +310,14 @@ impl Lease {
         self.min_hold_until.since(self.clock.now())
     }
 
-    /// How long the store keeps the keys locked after a release by the holder: for what is left of the `min_hold` of a body that may
-    /// have begun, and after a loss for what is left of the `lock_delay`. The end of a pool is none: the lease was valid until the
-    /// holder ended.
+    /// How long the store keeps the keys locked after a release by the holder. It is what is left of the `min_hold` if a
+    /// body may have begun. After a loss it is what is left of the `lock_delay`. The end of a pool is no loss: the lease
+    /// was valid until the holder ended.
     pub(crate) fn locked_after_release(&self) -> Duration {
         self.locked_after(|loss| loss != Loss::PoolClosed)
     }
 
-    /// As [`locked_after_release`](Self::locked_after_release), for a release without the holder, which may go on.
+    /// Like [`locked_after_release`](Self::locked_after_release), for a release without the holder, which may go on.
     pub(crate) fn locked_beside_holder(&self) -> Duration {
         self.locked_after(|_| true)
     }
@@ -369,7 +369,7 @@ impl Lease {
         drop(removed);
     }
 
-    /// Ends validity at once, unless the lease is released already. Returns whether this call did.
+    /// Ends validity immediately, unless the lease is released already. Returns whether this call did.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
         let mut state = self.state();
         match state.phase {
@@ -380,8 +380,8 @@ impl Lease {
                 state.lost_at = Some(self.clock.now());
                 self.valid_until.store(0, Ordering::Release);
                 let listeners = std::mem::take(&mut state.listeners);
-                // From here on the store alone excludes other owners. A holder that never notices must not block
-                // the queue of this process.
+                // From here on only the store excludes other owners. A holder that never notices must not block the queue
+                // of this process.
                 let permit = state.permit.take();
                 drop(state);
                 // Before the listeners are woken: a release follows.
@@ -505,7 +505,7 @@ impl Lease {
         self.state().permit.take()
     }
 
-    /// Makes the next renewal due at `now`: the key may have changed. After a renewal that is in flight it follows at once.
+    /// Makes the next renewal due at `now`: the key may have changed. It immediately follows a renewal that is in flight.
     /// `false` if it has no other due time now.
     pub(crate) fn expedite(&self, now: Instant) -> bool {
         let mut state = self.state();
@@ -533,7 +533,7 @@ impl Lease {
         Origin { label, pool: &self.pool, span, metrics: &self.metrics }
     }
 
-    /// Measures the end of the hold. A lock that lingers has no holder, and none that could miss it.
+    /// Measures the end of the hold. A lock that lingers has no holder that could miss it.
     pub(crate) fn on_hold_ended(&self) {
         if self.has_holder && self.metrics.is_on() {
             self.metrics.record(Measurement::HoldEnded(self.held_for()));

@@ -17,14 +17,14 @@ pub(super) struct LeaseState {
     /// When it did.
     pub(super) lost_at: Option<Instant>,
     pub(super) next_renewal: Option<Instant>,
-    /// When the key may have changed after the renewal in flight was sent: its answer may be of the time before.
+    /// When the key may have changed after the renewal in flight was sent: its answer may be from before the change.
     pub(super) changed_since: Option<Instant>,
-    /// The answer to the last renewal, if it was no confirmation.
+    /// The answer to the last renewal, if it was not a confirmation.
     pub(super) unconfirmed: Option<BackendError>,
     /// When the store has forgotten what the renewals that were never answered may have left there, if there are any.
     pub(super) late_renewals_until: Option<Instant>,
     pub(super) listeners: Listeners,
-    /// Whether a sequencer names the owner token. The token then is not passed on to another holder.
+    /// Whether a sequencer names the owner token. The token is then not passed on to another holder.
     pub(super) is_named: bool,
     /// Reserved for later holders of this process.
     pub(super) fences: Option<Fences>,

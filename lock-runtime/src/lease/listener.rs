@@ -7,7 +7,7 @@ use crate::base::process::Process;
 use crate::lease::lease::Lease;
 use crate::lease::lease_state::Ending;
 
-/// One listener of a lease. Dropping it removes its waker, except in a process that was forked from its own.
+/// One listener of a lease. Dropping it removes its waker, except in a process that was forked from the creator's.
 #[derive(Debug)]
 pub(crate) struct Listener {
     lease: Arc<Lease>,

@@ -15,7 +15,8 @@ pub(crate) struct Listeners {
 impl Listeners {
     /// Keeps `waker` for `listener`, which gets a number if it has none. Returns the waker that it replaces.
     ///
-    /// The caller drops that one without a lock: the last waker of a task may drop the task, and with it another listener.
+    /// The caller drops the replaced waker without a lock: the last waker of a task may drop the task, and with it another
+    /// listener.
     pub(super) fn register(&mut self, listener: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
         if let Some(at) = listener.and_then(|id| self.find(id)) {
             let (_, known) = &mut self.wakers[at];

@@ -1,4 +1,4 @@
-//! What a grant is worth: its validity, its renewals, and what of it is still under way.
+//! What a grant is worth: its validity, its renewals, and which of its requests are still in flight.
 
 pub(crate) mod grant;
 pub(crate) mod held_lease;

@@ -7,7 +7,7 @@ pub(super) enum Phase {
     Held,
     /// Held, with a renewal in flight.
     Renewing,
-    /// Released by its holder; another task of this process holds the lock by another lease.
+    /// Released by its holder; another task of this process holds the lock under another lease.
     Transferred,
     Lost,
     /// Lost, with a renewal in flight.

@@ -59,8 +59,8 @@ const UNSCHEDULED: Instant = Instant::from_nanos(0);
 /// Leases that are renewed by one request.
 struct RenewalBatch {
     leases: Vec<Arc<Lease>>,
-    /// Half of the remaining time of the lease that expires first. The other half is for a second try, beside which the answer to
-    /// the first one still counts.
+    /// Half of the remaining time of the lease that expires first. The other half is for a second try. During that try the
+    /// answer to the first one still counts.
     time_limit: Duration,
 }
 
@@ -93,7 +93,7 @@ impl RenewalScheduler {
         }
     }
 
-    /// Renews `lease` at once: its key may have been deleted or taken over.
+    /// Renews `lease` immediately: its key may have been deleted or taken over.
     pub(crate) fn expedite(&self, lease: &Arc<Lease>, now: Instant) {
         if lease.expedite(now) {
             self.schedule(lease);
@@ -157,7 +157,7 @@ impl RenewalScheduler {
         }
     }
 
-    /// Sends one request for all leases. Behind the first limit it counts as failed, and behind the second one it is dropped.
+    /// Sends one request for all leases. After the first limit it counts as failed, and after the second one it is dropped.
     async fn renew(
         self: Arc<Self>,
         config: Arc<RenewalConfig>,
@@ -181,7 +181,7 @@ impl RenewalScheduler {
         }
     }
 
-    /// The answer to a renewal that counts as failed. Only a confirmation says something that the next one does not find.
+    /// The answer to a renewal that counts as failed. Only a confirmation says something that the next renewal does not find.
     fn on_late_answer(
         &self,
         config: &RenewalConfig,

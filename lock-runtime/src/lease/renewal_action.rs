@@ -15,7 +15,7 @@ pub(crate) enum RenewalAction {
     Wait(Instant),
     /// The lease is lost by this call.
     Lost,
-    /// The caller has not picked the grant up in time, and cannot any more. The lease is to be released.
+    /// The caller has not picked the grant up in time, and no longer can. The lease must be released.
     OfferExpired,
     /// No further renewal.
     Over,

@@ -161,7 +161,7 @@ impl LeaseTracker {
         self.reached(PoolPhase::Draining).await;
     }
 
-    /// Resolves when the pool has no leases any more, and takes none.
+    /// Resolves when the pool has no more leases, and accepts none.
     pub(crate) async fn closed(&self) {
         self.reached(PoolPhase::Closed).await;
     }
@@ -239,7 +239,7 @@ mod tests {
         pin!(wait).as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    /// Whether `wait` is not over before `end`, and is over then.
+    /// Whether `wait` is not over before `end`, and is over after it.
     fn ends_by(wait: impl Future, end: impl FnOnce()) -> bool {
         let mut wait = pin!(wait);
         let is_early = is_over(wait.as_mut());

@@ -19,7 +19,7 @@ pub(crate) struct Admission {
     room: Arc<Semaphore>,
     size: Mutex<Size>,
     clock: Clock,
-    /// How much longer than twice the shortest time an answer may take.
+    /// How much longer an answer may take than twice the shortest time.
     slack: Duration,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct AdmissionSlot {
 }
 
 impl Admission {
-    /// The most acquires of one call, so that every call finds room.
+    /// The maximum number of acquires in one call, so that every call finds room.
     pub(crate) const LEAST: usize = 128;
     const FIRST: usize = 256;
     const MOST: usize = 4096;

@@ -221,14 +221,15 @@ impl PoolCore {
         TimeLimits { longest: self.store_call_timeout(), least }
     }
 
-    /// How long an acquire or a release may take at the store. A paced store gives up silent parts by itself, and is not
+    /// How long an acquire or a release may take at the store. A paced store gives up silent parts on its own, and is not
     /// cut off while it receives answers.
     pub(crate) fn store_call_timeout(&self) -> Duration {
         let times = if self.admission.is_some() { 4 } else { 1 };
         self.config.request_timeout.saturating_mul(times)
     }
 
-    /// Reads from the store whether `lease` is its owner's. The text of an error names neither the lock nor the pool.
+    /// Reads from the store whether `lease` still belongs to its owner. The text of an error names neither the lock nor the
+    /// pool.
     pub(crate) async fn is_held(self: &Arc<Self>, lease: LeaseRef) -> Result<bool, LockError> {
         let (core, limit) = (self.clone(), self.config.request_timeout);
         let reading = async move { timeout(limit, core.backend().is_held(&lease)).await };
@@ -238,7 +239,7 @@ impl PoolCore {
         outcome.map(|status| status == LeaseStatus::Held).map_err(LockError::backend)
     }
 
-    /// Waits until the store has room for `requests` more; `None` at once for a store that is not paced. Cancel safe.
+    /// Waits until the store has room for `requests` more; `None` immediately for a store that is not paced. Cancel safe.
     pub(crate) async fn admit(&self, requests: usize) -> Option<AdmissionSlot> {
         match &self.admission {
             Some(admission) => admission.admit(requests).await,
@@ -271,8 +272,8 @@ impl PoolCore {
         }
     }
 
-    /// Runs `work` to its end, also if the caller is dropped: on the driver, or for a local store as far as it gets on
-    /// this thread.
+    /// Runs `work` to its end, even if the caller is dropped. It runs on the driver, or with a local store on this thread
+    /// as far as it gets.
     pub(crate) fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
         if self.capabilities.local {
             poll_then_spawn(self.driver().runtime(), None, work);

@@ -22,7 +22,7 @@ impl PoolCore {
         Batcher::push(self, item, self.capabilities.local);
     }
 
-    /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one.
+    /// Like [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one.
     ///
     /// Under load it joins the next batch of its runtime.
     pub(crate) fn send_from_caller(self: &Arc<Self>, item: Outgoing) {
@@ -42,8 +42,8 @@ impl PoolCore {
         }
     }
 
-    /// As [`send`](Self::send), where no caller awaits the answer: it may leave its runtime alone for long. Under load the item joins
-    /// the next batch of the runtime, which the driver sends if the runtime does not.
+    /// Like [`send`](Self::send), where no caller awaits the answer: its runtime may stay unpolled for long. Under load the
+    /// item joins the next batch of the runtime, which the driver sends if the runtime does not.
     pub(crate) fn send_unawaited(self: &Arc<Self>, item: Outgoing) {
         let caller = if self.outgoing.prefers_batch() { self.caller() } else { None };
         let left = match caller {
@@ -124,7 +124,7 @@ impl Flusher for PoolCore {
         let limits = self.time_limits();
         let limit_of = |first: &FirstRequest| first_time_limit(limits, &first.waiter.spec.policy);
         while let Some(first) = acquires.first() {
-            // Usually all have one limit. A shorter one must not cut the others off.
+            // Usually all have the same limit. A shorter one must not cut the others off.
             let limit = limit_of(first);
             let others = acquires.extract_if(.., |first| limit_of(first) != limit).collect();
             let call = std::mem::replace(&mut acquires, others);

@@ -21,7 +21,7 @@ use crate::queue::key_queue::{Contention, WaitFor};
 
 impl LeaseOwner for PoolCore {
     fn end_hold(self: Arc<Self>, lease: &Arc<Lease>, mode: ReleaseMode) -> Option<Releasing> {
-        // The lock is the parent process's, and so is the connection.
+        // The lock and the connection belong to the parent process.
         if self.is_inherited() {
             return None;
         }
@@ -60,8 +60,8 @@ pub(crate) fn note_end(core: &PoolCore, lease: &Lease) {
     }
 }
 
-/// Gives the lock of `lease` to the next waiter. `false` if it has to be released: no task waits, the limit is reached,
-/// or the rest of the lease is not as good as a new grant.
+/// Gives the lock of `lease` to the next waiter. `false` if it has to be released: no task waits, the limit is reached, or
+/// the remaining lease is not as good as a new grant.
 fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
     let Some(key) = lease.spec.single_key() else { return false };
     let limit = core.config.local_handoff_limit;

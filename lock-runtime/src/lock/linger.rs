@@ -1,7 +1,7 @@
 //! Locks that stay with their process after a hold, for its next call (`linger`).
 //!
-//! A hand-off without a receiver yet: the grant goes from the lease of the holder to one without a holder, which is renewed as
-//! any other. The next call for the key takes it from there, or the end of the linger releases it: its time is over,
+//! A hand-off without a receiver yet: the grant goes from the holder's lease to one without a holder, which is renewed like
+//! any other. The next call for the key takes it from there. Otherwise the end of the linger releases it: its time is over,
 //! or something else waits for the lock.
 
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::queue::key_queue::Contention;
 pub(super) enum LingerOutcome {
     /// It lingers.
     Lingers,
-    /// It does not: the lease is to be released.
+    /// It does not: the lease must be released.
     Release,
-    /// It does not any more: the lease that it has lingered under is to be released.
+    /// It no longer does: the lease that it lingered under must be released.
     ReleaseFormer(Arc<Lease>),
 }
 
@@ -52,7 +52,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
     core.renewals.cancel(lease);
     core.tracker.remove_transferred(lease);
     listeners.wake();
-    // One that was lost while it lingered.
+    // A lease that was lost while the lock lingered.
     if let Some(lost) = core.lingering.insert(key, idle.clone()) {
         drop(core.clone().end_hold(&lost, ReleaseMode::Background));
     }

@@ -72,8 +72,8 @@ pub(crate) struct FirstRequest {
     pub(crate) deadline: Option<Instant>,
 }
 
-/// A lease that is to be released at the store. Dropping it passes its permits to the next waiters, which must not
-/// depend on it when the driver's runtime ends.
+/// A lease that must be released at the store. Dropping it passes its permits to the next waiters, which must not depend on
+/// it when the driver's runtime ends.
 #[derive(Debug)]
 pub(crate) struct PendingRelease {
     pub(crate) lease: Arc<Lease>,

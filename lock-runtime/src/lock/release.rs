@@ -23,7 +23,7 @@ use crate::lock::undo::{release_once, silence, spawn_undo, undo};
 use crate::lock::undo_queue::Leftover;
 use crate::queue::wait_queue::AfterRelease;
 
-/// Releases all of `batch` by one request. A release that fails continues alone. `in_flight` is dropped when it is answered.
+/// Releases all of `batch` with one request. A release that fails continues alone. `in_flight` is dropped when it is answered.
 pub(crate) async fn send_batch(
     core: Arc<PoolCore>,
     in_flight: impl Send,
@@ -59,7 +59,7 @@ async fn release_first(
     let limit = core.store_call_timeout();
     let call = timeout(limit, core.backend().release(requests));
     let answer_by = answer_by(core, began);
-    // The usual call is over before, and needs no second timer.
+    // The usual call is over before that, and needs no second timer.
     let outcomes = if core.clock().now() + limit <= answer_by {
         call.await
     } else {
@@ -86,8 +86,8 @@ async fn fail_late<T>(
     call.await
 }
 
-/// When the caller of a release gets its result at the latest. Two request timeouts are enough to detect a silent connection
-/// and to try another one. The retries go on after that.
+/// The latest time at which the caller of a release gets its result. Two request timeouts are enough to detect a silent
+/// connection and to try another one. The retries go on after that.
 fn answer_by(core: &PoolCore, began: Instant) -> Instant {
     began + core.config.request_timeout.saturating_mul(2)
 }
@@ -105,8 +105,8 @@ async fn release_after_renewal(core: Arc<PoolCore>, mut pending: PendingRelease)
     }
 }
 
-/// Repeats a release that began at `began` and failed with `error`, until the store answers or has forgotten the lease, or
-/// the pool is closed, and with it the store.
+/// Repeats a release that began at `began` and failed with `error`. It ends when the store answers or has forgotten the
+/// lease, or the pool is closed, and with it the store.
 async fn retry(
     core: Arc<PoolCore>,
     mut pending: PendingRelease,
@@ -143,7 +143,7 @@ async fn retry(
         let Some(outcome) = outcome else {
             return on_forgotten(&core, pending, &request, may_be_applied, error);
         };
-        // A connection that is down refuses at once. While the caller waits, one that is up again is used soon.
+        // A connection that is down refuses immediately. While the caller waits, a connection that is up again is used soon.
         let is_refused = error.kind() == FailureKind::NotApplied && clock.now() < answer_by;
         let longest = Duration::from_millis(if is_refused { 80 } else { 1_000 });
         pause = (pause * 2).min(longest);
@@ -208,13 +208,13 @@ fn on_released(
             drop(token);
         });
     }
-    // After all that follows has a token of its own: a shutdown in between would find nothing in flight.
+    // After all follow-up work has its own token: a shutdown in between would find nothing in flight.
     core.tracker.remove_ended(&lease, true);
     pending.answer(if is_released { Ok(()) } else { Err(LockError::lost_before_release()) });
 }
 
-/// Whether a renewal that the store serves after `request` may have an effect: it extends a lock that is kept, and in some stores
-/// it restores one.
+/// Whether a renewal that the store serves after `request` may have an effect. It extends a lock that is kept, and in some
+/// stores it restores one.
 fn outlives_release(core: &PoolCore, request: &ReleaseRequest) -> bool {
     !request.free_after.is_zero() || core.capabilities.renewal_restores
 }
@@ -262,7 +262,8 @@ fn successor_attempts(
     }
 }
 
-/// The request at `now` that frees `lease`, at once or at the end of its `min_hold`, and names the next waiter of this process.
+/// The request at `now` that frees `lease`, immediately or at the end of its `min_hold`, and names the next waiter of this
+/// process.
 fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
     let mut request = end_of(lease, lease.locked_after_release());
     let Some(key) = lease.spec.single_key() else { return request };
@@ -301,7 +302,7 @@ async fn wait_for_renewals(core: &PoolCore, leases: &[Arc<Lease>]) {
     let _ = timeout(core.config.request_timeout, all).await;
 }
 
-/// Releases `leases` by one request, also while their holders run: the end of a shutdown.
+/// Releases `leases` with one request, even while their holders run: the end of a shutdown.
 pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>>) {
     leases.retain(|lease| lease.begin_release());
     for lease in &leases {

@@ -13,7 +13,7 @@ use crate::lock::core::PoolCore;
 use crate::lock::linger;
 use crate::lock::release::release_all;
 
-/// How the locks ended that were held, or not yet confirmed as released, when a shutdown began.
+/// How the locks that were held, or not yet confirmed as released, at the start of a shutdown have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShutdownReport {
     /// Released, and confirmed by the store.
@@ -32,7 +32,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
         *end = Some(end.map_or(asked, |end| end.min(asked)));
     });
     if !core.tracker.advance(PoolPhase::Draining) {
-        // Another call is at work.
+        // Another call is already running.
         core.tracker.ended().await;
         return ShutdownReport::default();
     }
@@ -42,7 +42,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
         for lease in core.tracker.leases() {
             lease.lose(Loss::PoolClosed);
         }
-        // Cancelled bodies end at their next await, and release. The leases of the others are released here.
+        // Cancelled bodies end at their next await, and release. All other leases are released here.
         let cancel_time = request_timeout.min(Duration::from_millis(500));
         if !idle_by(&core, clock.now() + cancel_time).await {
             release_all(&core, core.tracker.leases()).await;
@@ -53,7 +53,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     core.store_status.close();
     core.tracker.advance(PoolPhase::Closed);
     let _ = timeout(request_timeout, core.backend().close()).await;
-    // A program that ends now would lose them.
+    // A program that ends now would lose the events.
     event_thread::flushed(request_timeout / 2).await;
     core.tracker.advance(PoolPhase::Ended);
     ShutdownReport {
@@ -63,8 +63,8 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     }
 }
 
-/// Waits until all leases are released, as long as the store releases some. Bodies that ended by themselves have sent
-/// their releases already.
+/// Waits until all leases are released, as long as the store releases some. Bodies that ended on their own have already
+/// sent their releases.
 async fn drain(core: &PoolCore) {
     let (clock, request_timeout) = (core.clock(), core.config.request_timeout);
     let end = clock.now() + request_timeout.saturating_mul(10);

@@ -14,7 +14,7 @@ use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::queue::waiting_keys::KeyWaits;
 
-/// The locks that a process holds in one pool, and the keys that its tasks wait for. The store is not asked.
+/// The locks that a process holds in one pool, and the keys that its tasks wait for. The store is not queried.
 ///
 /// With the feature `serde` it can be serialized, with times in milliseconds (`held_ms`).
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct Snapshot {
     pub pool: Arc<str>,
     /// The held locks, the longest hold first.
     pub held: Vec<HeldLock>,
-    /// The keys with waiting tasks, the longest wait first. A key may be held by this process, too.
+    /// The keys with waiting tasks, the longest wait first. This process may also hold such a key.
     pub waiting: Vec<WaitedKey>,
 }
 
@@ -42,7 +42,7 @@ pub struct HeldLock {
     pub owner: OwnerTag,
     /// How long the task has held it.
     pub held_for: Duration,
-    /// How long it is valid if no further renewal succeeds.
+    /// How long it remains valid if no further renewal succeeds.
     pub valid_for: Duration,
     /// The fencing token, if one was requested.
     pub fence: Option<Fence>,
@@ -67,12 +67,12 @@ pub struct WaitedKey {
 
 /// The state of `core` now.
 ///
-/// Neither of its two mutexes is locked for more than one pass over the entries, and none of a lease.
+/// Neither of its two mutexes is locked for more than one pass over the entries, and no mutex of a lease is locked.
 pub(crate) fn snapshot(core: &PoolCore) -> Snapshot {
     if core.is_inherited() {
         return Snapshot { pool: core.name().clone(), held: Vec::new(), waiting: Vec::new() };
     }
-    // In this order: a wait that ends in between is held, and counts as that.
+    // In this order: a wait that ends in between is held, and counts as held.
     let (waits, leases) = (core.queue.waits(), core.tracker.leases());
     let now = core.clock().now();
     let queued: HashMap<&Key, usize> = waits.iter().map(|it| (&it.key, it.queued)).collect();
@@ -108,7 +108,7 @@ fn held_lock(lease: &Lease, queued: &HashMap<&Key, usize>) -> HeldLock {
     }
 }
 
-/// `None` if all of these requests have what they ask for.
+/// `None` if all of these requests have what they requested.
 fn waited_key(
     waits: &KeyWaits,
     prefix: &str,

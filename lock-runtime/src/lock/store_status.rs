@@ -144,7 +144,7 @@ impl StoreStatus {
             None => reachability.on_answer(now),
         });
         if change == Change::Lost && self.on_outage == OnOutage::Fail {
-            // Also behind a holder of this process: its release would wait for the store.
+            // Even behind a holder of this process: its release would wait for the store.
             if let Some(refusal) = self.refusal_at(now) {
                 (self.reject_waiters)(&refusal);
             }
@@ -166,7 +166,7 @@ impl StoreStatus {
         }
     }
 
-    /// The pool is shut down or dropped: no event follows, and the metrics say no longer that the store is down.
+    /// The pool is shut down or dropped: no event follows, and the metrics no longer say that the store is down.
     pub(crate) fn close(&self) {
         {
             let mut reachability = self.reachability();
@@ -182,7 +182,7 @@ impl StoreStatus {
     }
 
     /// Applies `change` to the state. Events are sent under the mutex, so in its order. The recorder of metrics runs in
-    /// this thread, and so behind it.
+    /// this thread, and so after the mutex is released.
     fn change(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
         let change = self.change_locked(change);
         if matches!(change, Change::Lost | Change::Back(_)) {
@@ -212,14 +212,14 @@ impl StoreStatus {
         change
     }
 
-    /// Whether an acquire whose request has failed is to end.
+    /// Whether an acquire whose request has failed must end.
     pub(crate) fn is_refusing(&self) -> bool {
         self.on_outage == OnOutage::Fail
             && !self.has_no_failure.load(Ordering::Relaxed)
             && matches!(*self.reachability(), Reachability::Down { .. })
     }
 
-    /// The error of an acquire that is not to wait for a store that is down. One acquire in a second is tried.
+    /// The error of an acquire that must not wait for a store that is down. One acquire per second is tried.
     pub(crate) fn refusal(&self) -> Option<LockError> {
         if self.on_outage == OnOutage::Wait || self.has_no_failure.load(Ordering::Relaxed) {
             return None;
@@ -234,7 +234,7 @@ impl StoreStatus {
         self.refusal_at(now)
     }
 
-    /// As [`refusal`](Self::refusal), for an acquire that would wait behind others.
+    /// Like [`refusal`](Self::refusal), for an acquire that would wait behind others.
     pub(crate) fn refusal_without_trial(&self) -> Option<LockError> {
         if self.is_refusing() { self.refusal_at(self.clock.now()) } else { None }
     }
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(store.on_answer(at(3002)), Change::None, "once");
     }
 
-    /// As those of one batch, and of a connection that was reset.
+    /// Such as those of one batch, and of a connection that was reset.
     #[test]
     fn failures_of_requests_that_were_in_flight_together_are_no_outage() {
         let (mut store, error) = (Reachability::Up, failure());

@@ -20,7 +20,7 @@ const AT_ONCE: Duration = Duration::from_millis(250);
 /// How long a store keeps the queue position of an owner that sends no more requests.
 const QUEUE_POSITION: Duration = Duration::from_secs(10);
 
-/// The longest pause between two requests of which some entries fail.
+/// The longest pause between two requests in which some entries fail.
 const LONGEST_PAUSE_IN_PART: Duration = Duration::from_millis(100);
 
 /// Ends the attempts of an acquire: releases what the store may have granted, and leaves its wait queue.
@@ -34,8 +34,8 @@ pub(crate) async fn undo_attempts(
         return;
     }
     let now = core.clock().now();
-    // A store that keeps grants for their `min_hold` forgets them that late. The release itself frees the keys at once, because no
-    // body has run.
+    // A store that keeps grants for their `min_hold` forgets them only after it. The release itself frees the keys
+    // immediately, because no body has run.
     let min_hold = attempts.kept_until.since(now);
     let positions_until = now + QUEUE_POSITION;
     undo(
@@ -52,7 +52,7 @@ pub(crate) async fn undo_attempts(
     .await;
 }
 
-/// As [`undo_attempts`], in a task of its own, which a shutdown waits for.
+/// Like [`undo_attempts`], in a task of its own, which a shutdown waits for.
 pub(crate) fn spawn_undo(
     core: &Arc<PoolCore>,
     attempts: Attempts,

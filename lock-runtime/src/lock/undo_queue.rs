@@ -17,8 +17,8 @@ const BATCH: usize = 128;
 /// ttl.
 const MOST: usize = 65_536;
 
-/// A store that was frozen may serve a request this much later than the ttl of its grant. A request that is served
-/// even later blocks its keys for one ttl.
+/// A store that was frozen may serve a request this long after the ttl of its grant. A request that is served even later
+/// blocks its keys for one ttl.
 const LATEST: Duration = Duration::from_secs(60);
 
 /// The longest pause between two requests for one entry.
@@ -32,13 +32,13 @@ pub(crate) struct Leftover {
     pub(crate) locked_until: Instant,
     /// When the store has forgotten the unanswered requests. An answer to a later release ends the undo.
     pub(crate) ambiguous_until: Instant,
-    /// When it has forgotten all requests, answered or not. An undo without any answer goes on until then.
+    /// When the store has forgotten all requests, answered or not. An undo without any answer goes on until then.
     pub(crate) forgotten_at: Instant,
-    /// As many grants that a release has ended end the undo earlier.
+    /// Once releases have ended this many grants, the undo ends earlier.
     pub(crate) grants: usize,
 }
 
-/// The undo of a [`Leftover`], and how far it is. Dropping it leaves the rest to its ttl.
+/// The undo of a [`Leftover`], and its progress. Dropping it leaves the rest to its ttl.
 #[derive(Debug)]
 pub(super) struct Undo {
     leftover: Leftover,

@@ -1,4 +1,4 @@
-//! Notifications from the store: wakes waiters, and renews the lease of a holder at once.
+//! Notifications from the store: wakes waiters, and renews the lease of a holder immediately.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -36,10 +36,10 @@ pub(super) struct ModelServer {
 /// What the refusal of a first request means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum FirstRefusal {
-    /// Nothing is registered, and the second request is due at once: Redis.
+    /// Nothing is registered, and the second request is due immediately: Redis.
     #[default]
     AskAgain,
-    /// The request waits like each later one, and may be notified before its refusal arrives: etcd and ZooKeeper.
+    /// The request waits like every later one, and may be notified before its refusal arrives: etcd and ZooKeeper.
     Waits,
 }
 
@@ -131,7 +131,7 @@ impl ModelServer {
         self.keys.lock().unwrap()
     }
 
-    /// Delivers each message in a task of its own, so in any order.
+    /// Delivers each message in a task of its own, and thus in any order.
     fn send(self: &Arc<Self>, mut keys: MutexGuard<'_, ModelKeys>) {
         let messages = std::mem::take(&mut keys.messages);
         keys.pending += messages.len();

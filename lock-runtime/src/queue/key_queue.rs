@@ -82,13 +82,13 @@ pub(super) enum PermitState {
 pub(crate) enum Contention {
     #[default]
     None,
-    /// The store was not asked. It notifies the process of any other one that comes.
+    /// The store was not asked. It notifies the process of any other process that arrives.
     Unknown,
     Known,
 }
 
 impl Contention {
-    /// By the answer of the store, if it gave one.
+    /// The contention according to the store's answer, if it gave one.
     pub(crate) fn of_answer(contended: Option<bool>) -> Self {
         match contended {
             Some(true) => Self::Known,
@@ -98,7 +98,7 @@ impl Contention {
     }
 }
 
-/// A lock that stays with its process without a use.
+/// A lock that stays with its process unused.
 #[derive(Debug)]
 pub(super) struct Linger {
     pub(super) key: Key,
@@ -420,14 +420,14 @@ impl<W> KeyQueue<W> {
         self.has_no_waiters() && self.contention != Contention::Known
     }
 
-    /// Makes the end of the linger due at once, if the lock lingers.
+    /// Makes the end of the linger due immediately, if the lock lingers.
     pub(super) fn end_linger(&mut self) {
         if let Some(linger) = &mut self.linger {
             linger.end();
         }
     }
 
-    /// Has the store asked at once.
+    /// Has the store asked immediately.
     pub(super) fn wake(&mut self) {
         self.wake_at(Instant::from_nanos(0));
         for registered in self.registered_mut() {
@@ -435,7 +435,7 @@ impl<W> KeyQueue<W> {
         }
     }
 
-    /// Has the store asked at `moment` at the latest.
+    /// Has the store asked no later than `moment`.
     pub(super) fn wake_at(&mut self, moment: Instant) {
         if self.waits.is_none() && self.holder.is_some() {
             // No request waits. The next one is sent after this.
@@ -476,8 +476,8 @@ impl PermitsWait {
     }
 }
 
-/// How long keys stay reserved for a request while others are missing, after `failures` such reservations: from 50 ms
-/// to 1.6 s, less than the default wait for a single key.
+/// How long keys stay reserved for a request while others are missing, after `failures` failed reservations. It is from
+/// 50 ms to 1.6 s, less than the default wait for a single key.
 fn reservation_time(failures: u32) -> Duration {
     Duration::from_millis(50 << failures.min(5))
 }

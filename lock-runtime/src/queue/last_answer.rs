@@ -7,8 +7,9 @@ use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::options::Wait;
 
-/// Last answer of the store for a key. A waiter that times out gets `Conflict` if the store reported a holder. It gets
-/// that, too, if a task of this process holds or requests the lock and nothing has failed. Otherwise it gets `Backend`.
+/// The last answer of the store for a key. A waiter that times out gets `Conflict` if the store reported a holder. It also
+/// gets `Conflict` if a task of this process holds or requests the lock and nothing has failed. Otherwise it gets
+/// `Backend`.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum LastAnswer {
     #[default]
@@ -31,7 +32,7 @@ impl LastAnswer {
         now: Instant,
         last_failure: Option<&BackendError>,
     ) -> LockError {
-        /// An answer that takes less is not a failure.
+        /// An answer that takes less time is not a failure.
         const USUAL: Duration = Duration::from_millis(250);
         match self {
             Self::Pending(since) if now.since(*since) >= USUAL => {

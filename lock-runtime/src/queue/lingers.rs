@@ -8,7 +8,7 @@ use crate::queue::key_queue::{KeyQueue, Linger, Waiter};
 use crate::queue::wait_queue::WaitQueues;
 
 impl<W: Waiter> WaitQueues<W> {
-    /// Whether the lock of `key` may stay with the process without a use: nothing waits for it, and no barging window is due.
+    /// Whether the lock of `key` may stay with the process unused: nothing waits for it, and no barging window is due.
     pub(crate) fn may_linger(
         &self,
         key: &Key,
@@ -40,7 +40,7 @@ impl<W: Waiter> WaitQueues<W> {
         true
     }
 
-    /// Ends the linger of `key`, also before its time. `false` if the lock does not linger.
+    /// Ends the linger of `key`, even before its time. `false` if the lock does not linger.
     pub(crate) fn end_linger(&self, key: &Key) -> bool {
         let mut queues = self.lock();
         let linger = queues.by_key.get_mut(key).and_then(|queue| queue.linger.take());

@@ -11,8 +11,8 @@ pub(crate) trait PermitHandler: Send + Sync {
     fn permits_dropped(self: Arc<Self>, keys: &[Key]);
 }
 
-/// The exclusive right, in this process, to send requests for keys, usually one, to hold them and to release them. It
-/// is used on behalf of all waiters in their queues. There is at most one permit per key.
+/// The exclusive right, in this process, to send requests for keys, usually one, and to hold and release them. It is used
+/// on behalf of all waiters in their queues. There is at most one permit per key.
 ///
 /// Dropping it passes each key to its next waiter, all keys in one step. So a queue cannot stall if the owner of its
 /// permit fails.
@@ -33,7 +33,7 @@ impl KeyPermit {
         Self { handler: Some(handler), keys, attached: None }
     }
 
-    /// The key, of a permit for one.
+    /// The key of a permit for one key.
     pub(crate) fn key(&self) -> &Key {
         &self.keys[0]
     }

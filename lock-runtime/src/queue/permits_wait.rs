@@ -1,13 +1,13 @@
 //! Waits for the permits of several keys: all of them in one step, or none.
 //!
-//! 1. **One position at a time.** A request waits in the queue of one key that it cannot have, the one whose permit has
-//!    been out for the longest time. So it keeps no key from other tasks. Its rank in each queue is its arrival.
-//! 2. **It moves on.** When its turn comes there and another key is missing, it moves to the queue of that key, and the
-//!    next waiter gets the permit.
+//! 1. **One position at a time.** A request waits in the queue of one key that it cannot have: the key whose permit has
+//!    been out the longest. So it keeps no key from other tasks. Its rank in each queue is its order of arrival.
+//! 2. **It moves on.** If another key is missing when its turn comes, the request moves to the queue of that key. The next
+//!    waiter gets the permit.
 //! 3. **It reserves keys, for a while.** A request that has waited for [`RESERVE_AFTER`] reserves a free permit against
-//!    later ranks, and the next missing one too. So keys that are never free at the same time are served in the
-//!    end. When the reservation ends, all permits are free again, and are not reserved for as long as they were. The
-//!    time doubles with each reservation that fails.
+//!    later ranks, then the next missing one. So keys that are never free at the same time are served in the end. When the
+//!    reservation ends, all permits are free again, and stay unreserved for as long as they were reserved. The time doubles
+//!    with each reservation that fails.
 //! 4. **The earlier rank wins.** A permit that is reserved for a later rank is free for an earlier one. So no two
 //!    requests wait for each other.
 
@@ -50,12 +50,12 @@ impl<W: Waiter> WaitQueues<W> {
         queues.last_id
     }
 
-    /// Requests the permits of all `keys` at once. `reply` comes back if the caller has them; otherwise it receives
-    /// them later. `wake` is notified when [`reservation_ends_at`](Self::reservation_ends_at) changes. With `again` the
-    /// request has had its permits before, and `max_waiters` does not count.
+    /// Requests the permits of all `keys` together. `reply` comes back if the caller has them; otherwise it receives them
+    /// later. `wake` is notified when [`reservation_ends_at`](Self::reservation_ends_at) changes. With `again` the request
+    /// has had its permits before, and `max_waiters` does not count.
     ///
     /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Same as [`enqueue`](Self::enqueue).
     pub(crate) fn enqueue_for_permits(
         &self,
         id: u64,
@@ -109,7 +109,7 @@ impl<W: Waiter> WaitQueues<W> {
         }
     }
 
-    /// Ends the reservation of the request. Its keys are not reserved again for as long as they were.
+    /// Ends the reservation of the request. Its keys stay unreserved for as long as they were reserved.
     pub(crate) fn end_reservation(&self, id: u64) -> Vec<AfterPass> {
         let now = self.clock.now();
         let mut queues = self.lock();
@@ -237,8 +237,7 @@ impl<W: Waiter> WaitQueues<W> {
         }
     }
 
-    /// When the request `id` has to send a request for one of `keys`, as
-    /// [`take_wake_time`](Self::take_wake_time).
+    /// When the request `id` has to send a request for one of `keys`, like [`take_wake_time`](Self::take_wake_time).
     pub(crate) fn take_wake_times(&self, keys: &[Key], id: u64) -> Option<Instant> {
         let mut queues = self.lock();
         let wake_at = |key: &Key| {
@@ -267,8 +266,8 @@ impl<W: Waiter> Queues<W> {
         Some(entry)
     }
 
-    /// The key of `keys` that a request of rank `id` has to wait for: of those that it cannot have, the one that has
-    /// been out for the longest time, which most likely stays the longest. `given` is one that it gets now.
+    /// The key of `keys` that a request of rank `id` has to wait for. Of those that it cannot have, it is the one that has
+    /// been out the longest, and so most likely stays out the longest. `given` is a key that it gets now.
     fn missing(&self, id: u64, keys: &[Key], given: Option<&Key>) -> Option<usize> {
         let missing = keys.iter().enumerate().filter_map(|(at, key)| {
             let queue = self.by_key.get(key)?;
@@ -317,7 +316,7 @@ impl<W: Waiter> Queues<W> {
         }
     }
 
-    /// None of `keys` is reserved for the request `id` any more, nor for another one before `unreserved_until`.
+    /// None of `keys` is reserved for the request `id` any more, nor for another request before `unreserved_until`.
     pub(super) fn unreserve(&mut self, id: u64, keys: &[Key], unreserved_until: Option<Instant>) {
         for key in keys {
             if let Some(queue) = self.by_key.get_mut(key)

@@ -22,7 +22,7 @@ impl WaitParams {
         Self { now, deadline, wait }
     }
 
-    /// Gives an acquire that may not wait the time of one request more: for a release of this process.
+    /// Gives an acquire that may not wait the time of one more request, for a release of this process.
     pub(crate) fn extend_single_try(&mut self, request_timeout: Duration) {
         if self.wait == Wait::For(Duration::ZERO) {
             self.deadline = Some(self.now + request_timeout);

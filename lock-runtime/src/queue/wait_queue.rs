@@ -1,8 +1,8 @@
 //! FIFO wait queues, one per key, for the tasks of this process.
 //!
 //! The owner of a key's [`KeyPermit`](crate::queue::permit::KeyPermit) sends requests to the store, holds the lock and
-//! releases it. All other tasks wait in the queue. This module does no I/O. Requests for several keys wait as
-//! [`permits_wait`](crate::queue::permits_wait) says.
+//! releases it. All other tasks wait in the queue. This module does no I/O. Requests for several keys wait as described in
+//! [`permits_wait`](crate::queue::permits_wait).
 //!
 //! Invariants, whenever the queues are unlocked: at most one permit per key is out. A waiter is in a queue whose permit
 //! is out, or reserved for an earlier rank. A free permit that is not reserved has no waiters. A waiter leaves its queue
@@ -66,9 +66,9 @@ impl<W> Default for Queues<W> {
 /// The position of a new waiter.
 #[derive(Debug)]
 pub(crate) enum Enqueued<W> {
-    /// The queue was empty: the permit is the caller's, and the waiter comes back.
+    /// The queue was empty: the caller has the permit, and the waiter comes back.
     Head(W),
-    /// The lock lingers in this process, and is the caller's: it takes the lease, and has the waiter back.
+    /// The lock lingers in this process and goes to the caller, which takes the lease and gets the waiter back.
     Lingering(W),
     Queued,
 }
@@ -76,7 +76,7 @@ pub(crate) enum Enqueued<W> {
 /// What follows for keys whose permits were dropped.
 #[derive(Debug)]
 pub(crate) enum AfterPass {
-    /// The permit of this key, one, goes to a task that sends requests for its queue.
+    /// The permit of this single key goes to a task that sends requests for its queue.
     Queue(Arc<[Key]>),
     /// The permits of these keys go to a request for all of them.
     Permits(Arc<[Key]>, PermitsReply),
@@ -124,7 +124,7 @@ impl<W: Waiter> WaitQueues<W> {
     ///
     /// # Errors
     /// `QueueFull` if `max_waiters` entries are queued, `PoolClosed` after [`close`](Self::close), and the error of a wait
-    /// that ends at once.
+    /// that ends immediately.
     pub(crate) fn enqueue(
         &self,
         key: &Key,
@@ -289,8 +289,8 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// Removes the first waiter for the lock if `transfer` makes it the next holder, in one step. `transfer` receives
-    /// whether other processes wait for the lock, and the time. Without a waiter the clock is not read. `None` if the lock has to be left free, see
-    /// [`plan_release`](Self::plan_release).
+    /// whether other processes wait for the lock, and the time. Without a waiter the clock is not read. `None` if the lock
+    /// has to be left free; see [`plan_release`](Self::plan_release).
     pub(crate) fn hand_off<T>(
         &self,
         key: &Key,
@@ -323,7 +323,7 @@ impl<W: Waiter> WaitQueues<W> {
         queue.contention = queue.contention.max(contention);
         queue.clear_owner();
         queue.last_answer = LastAnswer::Held { expires_in: None };
-        // A lease that is lost at once has passed its permit on.
+        // A lease that was lost immediately has passed its permit on.
         if let PermitState::Out(since) = &mut queue.permit {
             *since = holder.since;
         }
@@ -338,7 +338,7 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging
-    /// window begins. The next grant is expected to have `expected_holders`; without waiters they are not asked for.
+    /// window begins. The next grant is expected to have `expected_holders`; without waiters the closure is not called.
     pub(crate) fn plan_release(
         &self,
         key: &Key,
@@ -367,7 +367,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         match answer {
             LastAnswer::Held { .. } => queues.last_failure = None,
-            // A rejection may be about this key alone.
+            // A rejection may be about this key only.
             LastAnswer::Failed(error) if error.kind() != FailureKind::Rejected => {
                 queues.last_failure = Some(error.clone());
             }
@@ -412,7 +412,7 @@ impl<W: Waiter> WaitQueues<W> {
             }
             rejected.push((queues.wait_error(key, entry.wait_for.wait(), now), entry));
         }
-        // Without waiters the permit passes on at once, not at the next request.
+        // Without waiters the permit passes on immediately, not at the next request.
         if let Some(queue) = queues.by_key.get_mut(key)
             && queue.has_no_waiters()
         {
@@ -445,7 +445,7 @@ impl<W: Waiter> WaitQueues<W> {
         queue.holder.map(|holder| holder.lease)
     }
 
-    /// Any key may have changed, as [`wake`](Self::wake).
+    /// Any key may have changed; otherwise like [`wake`](Self::wake).
     pub(crate) fn wake_all(&self) -> Vec<u64> {
         let mut queues = self.lock();
         let wake = |queue: &mut KeyQueue<W>| {
@@ -457,8 +457,8 @@ impl<W: Waiter> WaitQueues<W> {
         queues.by_key.values_mut().filter_map(wake).collect()
     }
 
-    /// `owner` is first in the store's wait queue: the lock is its own at `by` at the latest. `false` if no request of
-    /// this process has that owner token.
+    /// `owner` is first in the store's wait queue: it has the lock no later than `by`. `false` if no request of this
+    /// process has that owner token.
     pub(crate) fn promote(&self, key: &str, owner: &Owner, by: Instant) -> bool {
         let mut queues = self.lock();
         let Some(queue) = queues.by_key.get_mut(key) else { return false };
@@ -492,7 +492,7 @@ impl<W: Waiter> WaitQueues<W> {
         self.reject_waiting(&LockError::pool_closed());
     }
 
-    /// Rejects all waiters, also those behind a holder of this process. Later ones may wait again.
+    /// Rejects all waiters, even those behind a holder of this process. Later ones may wait again.
     pub(crate) fn reject_waiting(&self, error: &LockError) {
         let mut queues = self.lock();
         queues.positions.clear();
@@ -562,7 +562,7 @@ impl<W: Waiter> Queues<W> {
     pub(super) fn remove(&mut self, key: &Key, id: u64) -> Option<QueueEntry<W>> {
         let queue = self.by_key.get_mut(key)?;
         let entry = queue.remove(id)?;
-        // Requests are sent for the first waiter for the lock. If that was this one, the next one is served at once.
+        // Requests are sent for the first waiter for the lock. If this was the first one, the next one is served immediately.
         let is_earlier = |entry: &&QueueEntry<W>| entry.id < id;
         if !queue.entries().take_while(is_earlier).any(|entry| entry.wait_for.is_lock()) {
             queue.wake();

@@ -19,7 +19,7 @@ pub(crate) struct Waiting<W: Waiter, T> {
     queues: Arc<WaitQueues<W>>,
     key: Key,
     id: u64,
-    /// `None` once it was received.
+    /// `None` once it has been received.
     answer: Option<oneshot::Receiver<Result<T, LockError>>>,
     /// The error if the answer will never arrive.
     stopped: fn() -> LockError,
@@ -56,7 +56,7 @@ impl<W: Waiter, T> Drop for Waiting<W, T> {
         // Closed first: `push_front` then either sees that the waiter is cancelled, or has inserted it.
         if let Some(answer) = self.answer.take() {
             if !self.queues.process.is_current() {
-                // The other end belongs to the parent process, and nothing is to be woken here.
+                // The other end belongs to the parent process, and nothing must be woken here.
                 Box::leak(Box::new(answer));
                 return;
             }

@@ -34,7 +34,7 @@ const KEPT: Duration = Duration::from_millis(1_500);
 /// The time limit of an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs the suite on `one` and `other`: two connections to the same, empty store. Takes some seconds.
+/// Runs the suite on `one` and `other`: two connections to the same, empty store. Takes a few seconds.
 ///
 /// It checks that a store grants a key to one owner, renews and releases by owner, and expires leases in time. It also
 /// checks that batches are answered in order, dropped calls are tolerated, and fencing tokens grow. Requests for one
@@ -478,7 +478,7 @@ async fn release<B: Backend>(backend: &B, claim: &AcquireRequest) -> Released {
     one(released(backend, &[release_of(claim)]).await)
 }
 
-/// Repeats the releases that fail, and no others: an answer is final.
+/// Repeats only the releases that fail: an answer is final.
 async fn released<B: Backend>(backend: &B, releases: &[ReleaseRequest]) -> Vec<Released> {
     let mut answers = vec![Released::default(); releases.len()];
     retried(async || {

@@ -22,9 +22,9 @@ pub enum Fault {
     LoseRequest,
     /// The request is served, and its reply is lost.
     LoseReply,
-    /// The request arrives late, also if it is given up meanwhile.
+    /// The request arrives late, even if it is given up meanwhile.
     DelayRequest(Duration),
-    /// The request is served at once, and its reply arrives late.
+    /// The request is served immediately, and its reply arrives late.
     DelayReply(Duration),
     /// The request is not served and fails with this kind.
     Fail(FailureKind),
@@ -60,8 +60,8 @@ impl FaultPlan {
         self.lock().planned.push_back((operation, fault));
     }
 
-    /// From now on, every request without a planned fault meets `fault`: also reads, as those of `verify()`, `health()` and
-    /// `check()`.
+    /// From now on, every request without a planned fault meets `fault`. This includes reads, such as those of `verify()`,
+    /// `health()` and `check()`.
     pub fn always(&self, fault: Fault) {
         self.lock().always = Some(fault);
     }

@@ -10,7 +10,7 @@ use crate::base::error::LockError;
 /// for URLs.
 ///
 /// # Errors
-/// As [`LockPool::connect`](crate::LockPool::connect).
+/// Same as [`LockPool::connect`](crate::LockPool::connect).
 pub async fn open_backend(url: &str) -> Result<impl Backend + use<>, LockError> {
     let config = BackendConfig {
         key_prefix: "",

@@ -114,8 +114,8 @@ impl fmt::Debug for ResourceKey {
 }
 
 impl LockMiddleware {
-    /// Locks by the path parameters of a resource: `"order:<id>"` behind `/orders/{id}`. The rules for templates are those of
-    /// the attribute, with names alone. [`parameter`](Self::parameter) gives a parameter a type.
+    /// Locks by the path parameters of a resource: `"order:<id>"` for `/orders/{id}`. The rules for templates are those of
+    /// the attribute, with names only. [`parameter`](Self::parameter) gives a parameter a type.
     ///
     /// # Panics
     /// If the template is invalid.
@@ -124,8 +124,9 @@ impl LockMiddleware {
         Self::with_key(ResourceKey::Path(Arc::new(PathTemplate::new(template))))
     }
 
-    /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers others by 400. Without it the
-    /// text of the path is the value: `/orders/42` and `/orders/042` have two locks, although a handler may read one number.
+    /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers with 400 if one does not
+    /// parse. Without it the text of the path is the value: `/orders/42` and `/orders/042` have two locks, although a
+    /// handler may read one number.
     ///
     /// # Panics
     /// If the template has no such parameter.
@@ -138,8 +139,9 @@ impl LockMiddleware {
         self
     }
 
-    /// Locks by a key that is computed from the request without its body, which is not there yet. Values of a client are escaped in the
-    /// template of [`for_path`](Self::for_path) alone: here two of them may not give one key by accident.
+    /// Locks by a key that is computed from the request without its body, which has not arrived yet. Values of a client are
+    /// escaped only in the template of [`for_path`](Self::for_path). Here the program must ensure that two different values
+    /// never give the same key.
     ///
     /// ```
     /// use lock_runtime::web::LockMiddleware;
@@ -159,8 +161,9 @@ impl LockMiddleware {
         Self { route: Arc::default(), key, name: None, until_body_end: false }
     }
 
-    /// The name of the lock in events, spans, metrics and errors, as [`LockRequest::template`](crate::LockRequest::template).
-    /// Defaults to the template of [`for_path`](Self::for_path); a computed key has none, and is `unnamed`.
+    /// The name of the lock in events, spans, metrics and errors, like
+    /// [`LockRequest::template`](crate::LockRequest::template). Defaults to the template of [`for_path`](Self::for_path); a
+    /// computed key has none, and is `unnamed`.
     #[track_caller]
     pub fn template(self, template: &'static str) -> Self {
         Self { name: Some(LockLabel::Template(template, Location::caller())), ..self }
@@ -196,8 +199,8 @@ impl LockMiddleware {
         self.with(|route| route.set_fencing(fencing))
     }
 
-    /// Holds the lock until the response body has been sent, and not only until the handler has returned. For bodies that
-    /// are streams. A stream whose lock is lost ends with an error.
+    /// Holds the lock until the response body has been sent, not only until the handler has returned. For bodies that are
+    /// streams. A stream whose lock is lost ends with an error.
     pub fn until_body_end(self) -> Self {
         Self { until_body_end: true, ..self }
     }
@@ -269,7 +272,7 @@ where
             let (key, label) = lock.key_of(&request);
             let entered = match lock.route.enter(key, label).await {
                 Ok(entered) => entered,
-                // A response and no error: middlewares around this one see it.
+                // A response, not an error: middlewares around this one see it.
                 Err(error) => return Ok(request.error_response(error).map_into_right_body()),
             };
             if let Some(fence) = entered.guard().fence() {
@@ -290,7 +293,7 @@ where
     }
 }
 
-/// The key by the path of a request, which is decoded as `web::Path` does it, and as axum does.
+/// The key from the path of a request, which is decoded the same way as in `web::Path` and axum.
 fn rendered(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, LockError> {
     let mut values = Vec::new();
     for (name, value) in request.match_info().iter() {
@@ -322,7 +325,7 @@ fn rendered(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, Lo
 /// ```
 ///
 /// # Errors
-/// As [`serve`](crate::serve).
+/// Same as [`serve`](crate::serve).
 pub async fn serve_actix(
     grace: Duration,
     server: Server,

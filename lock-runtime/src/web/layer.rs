@@ -91,8 +91,8 @@ impl fmt::Debug for RequestKey {
 }
 
 impl LockLayer {
-    /// Locks by the path parameters of an axum route: `"order:<id>"` behind `/orders/{id}`. The rules for templates are
-    /// those of the attribute, with names alone. [`parameter`](Self::parameter) gives a parameter a type.
+    /// Locks by the path parameters of an axum route: `"order:<id>"` for `/orders/{id}`. The rules for templates are those
+    /// of the attribute, with names only. [`parameter`](Self::parameter) gives a parameter a type.
     ///
     /// # Panics
     /// If the template is invalid.
@@ -102,8 +102,9 @@ impl LockLayer {
         Self::with_key(RequestKey::Path(Arc::new(PathTemplate::new(template))))
     }
 
-    /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers 400 if one does not parse. Without it the
-    /// text of the path is the value: `/orders/42` and `/orders/042` have two locks, although a handler may read one number.
+    /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers with 400 if one does not
+    /// parse. Without it the text of the path is the value: `/orders/42` and `/orders/042` have two locks, although a
+    /// handler may read one number.
     ///
     /// # Panics
     /// If the template has no such parameter.
@@ -117,9 +118,8 @@ impl LockLayer {
         self
     }
 
-    /// Locks by a key that is computed from the head of the request. Values of a client are escaped in the template of
-    /// [`for_path`](Self::for_path) alone: here the program has to rule out that
-    /// two of them give one key.
+    /// Locks by a key that is computed from the head of the request. Values of a client are escaped only in the template of
+    /// [`for_path`](Self::for_path). Here the program must ensure that two different values never give the same key.
     pub fn new<K: Into<Key>>(key: impl Fn(&Parts) -> K + Send + Sync + 'static) -> Self {
         Self::with_key(RequestKey::Computed(Arc::new(move |parts| key(parts).into())))
     }
@@ -128,8 +128,9 @@ impl LockLayer {
         Self { route: Arc::default(), key, name: None, until_body_end: false }
     }
 
-    /// The name of the lock in events, spans, metrics and errors, as [`LockRequest::template`](crate::LockRequest::template).
-    /// Defaults to the template of [`for_path`](Self::for_path); a computed key has none, and is `unnamed`.
+    /// The name of the lock in events, spans, metrics and errors, like
+    /// [`LockRequest::template`](crate::LockRequest::template). Defaults to the template of [`for_path`](Self::for_path); a
+    /// computed key has none, and is `unnamed`.
     #[track_caller]
     pub fn template(self, template: &'static str) -> Self {
         Self { name: Some(LockLabel::Template(template, Location::caller())), ..self }
@@ -165,8 +166,8 @@ impl LockLayer {
         self.with(|route| route.set_fencing(fencing))
     }
 
-    /// Holds the lock until the response body has been sent, and not only until the handler has returned. For bodies that
-    /// are streams.
+    /// Holds the lock until the response body has been sent, not only until the handler has returned. For bodies that are
+    /// streams.
     pub fn until_body_end(self) -> Self {
         Self { until_body_end: true, ..self }
     }
@@ -232,7 +233,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The service that is ready serves this request; its clone is asked again.
+        // The service that is ready serves this request; its clone is polled for readiness again.
         let next = self.inner.clone();
         let mut service = std::mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();

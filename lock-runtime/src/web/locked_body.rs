@@ -1,4 +1,4 @@
-//! A response body of the crate `http` that keeps a lock until it has been sent.
+//! A response body of the `http` crate that keeps a lock until it has been sent.
 
 use std::error::Error;
 use std::fmt;
@@ -14,9 +14,9 @@ use crate::web::body_lock::BodyLock;
 pin_project! {
     /// The body of a response from a [`LockService`](super::LockService). With
     /// [`until_body_end`](super::LockLayer::until_body_end) it holds the lock until its last frame, or until it is dropped.
-    /// When the lock is lost before, it ends with the [`LockError`](crate::LockError).
+    /// If the lock is lost before that, the body ends with the [`LockError`](crate::LockError).
     pub struct LockedBody<B: Body> {
-        // `None` for the response to an error, and behind the end.
+        // `None` for the response to an error, and after the end.
         #[pin]
         inner: Option<B>,
         problem: Option<B::Data>,

@@ -14,14 +14,14 @@ use crate::web::body_lock::BodyLock;
 pin_project! {
     /// The body of a response from a [`LockedService`](super::LockedService). With
     /// [`until_body_end`](super::LockMiddleware::until_body_end) it holds the lock until its last chunk, or until it is
-    /// dropped. When the lock is lost before, it ends with the [`LockError`](crate::LockError).
+    /// dropped. If the lock is lost before that, the body ends with the [`LockError`](crate::LockError).
     pub struct LockedMessageBody<B> {
-        // `None` behind the end.
+        // `None` after the end.
         #[pin]
         pub(super) inner: Option<B>,
         pub(super) lock: BodyLock,
-        // Of a response to `HEAD`, ends at once. Over HTTP/1 actix-web sends nothing of it, and polls it to its end, also if
-        // the client is gone.
+        // The body of a response to `HEAD` ends immediately. Over HTTP/1 actix-web sends nothing of it, and polls it to its
+        // end, even if the client is gone.
         pub(super) is_skipped: bool,
     }
 }

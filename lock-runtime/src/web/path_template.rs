@@ -19,7 +19,7 @@ pub(super) struct PathTemplate {
     types: Vec<(&'static str, ReadValue)>,
 }
 
-/// The text of a value, after it was read as a type. `None` if it is none of the type.
+/// The text of a value, after it was read as a type. `None` if it is not of the type.
 type ReadValue = fn(&str) -> Option<String>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +179,7 @@ mod tests {
         assert!(error.to_string().contains("no parameter `tenant`"), "{error}");
     }
 
-    /// That of a router around the route, for example.
+    /// The parameter of a router around the route, for example.
     #[test]
     fn a_parameter_of_the_same_name_is_an_error() {
         let template = PathTemplate::new("order:<id>");

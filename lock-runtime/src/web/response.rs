@@ -1,4 +1,4 @@
-//! From an error to the problem that a client is told, and the event that keeps the rest.
+//! From an error to the problem that a client receives, and the event that keeps the rest.
 
 use crate::api::named_pools;
 use crate::base::error::LockError;

@@ -13,7 +13,7 @@ pub(crate) trait ServerStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ServerStream for S {}
 
-/// Host and port of each server of a cluster, and how they are connected to.
+/// Host and port of each server of a cluster, and how to connect to them.
 pub(crate) struct ServerAddresses {
     all: Vec<(String, u16)>,
     #[cfg(any(feature = "etcd-tls", feature = "zookeeper-tls"))]
@@ -21,7 +21,7 @@ pub(crate) struct ServerAddresses {
 }
 
 impl ServerAddresses {
-    /// Reads the certificate files. `protocol` is what TLS asks the servers for, if they have several.
+    /// Reads the certificate files. `protocol` is the one that TLS requests, if the servers have several.
     pub(crate) async fn new(
         all: Vec<(String, u16)>,
         tls: Option<TlsFiles>,
@@ -49,7 +49,7 @@ impl ServerAddresses {
         self.all.len()
     }
 
-    /// The position of a random server: the pools of a cluster use all of them.
+    /// The position of a random server, so that the pools of a cluster use all servers.
     pub(crate) fn random(&self) -> usize {
         let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
         usize::try_from(nanos).unwrap_or_default() % self.count().max(1)

@@ -8,27 +8,27 @@ use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
 
-/// What the URLs of one store have of their own.
+/// What is specific to the URLs of one store.
 pub(crate) struct UrlForm {
     /// As error texts name it.
     pub(crate) store: &'static str,
-    /// The scheme; with an `s` behind it for TLS.
+    /// The scheme; with an `s` appended for TLS.
     pub(crate) scheme: &'static str,
     pub(crate) port: u16,
     pub(crate) tls_port: u16,
     /// Whether this build has TLS for the store.
     pub(crate) has_tls: bool,
-    /// How the remedy goes on that names the scheme with TLS.
+    /// The rest of the remedy that names the scheme with TLS.
     pub(crate) tls_servers: &'static str,
-    /// The names of parameters that other stores do not have, as a list with a comma behind each.
+    /// The names of parameters that other stores do not have, as a list with a comma after each.
     pub(crate) parameters: &'static str,
 }
 
-/// A URL in its parts, all of them decoded.
+/// The parts of a URL, all decoded.
 pub(crate) struct ClusterUrl {
     /// Host and port of each server.
     pub(crate) servers: Vec<(String, u16)>,
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     pub(crate) path: String,
     pub(crate) login: Option<(String, String)>,
     /// With the scheme for TLS.
@@ -37,7 +37,7 @@ pub(crate) struct ClusterUrl {
 }
 
 impl UrlForm {
-    /// Reads `url`. `own` takes a parameter that other stores do not have, and returns whether there is such a one.
+    /// Reads `url`. `own` takes a parameter that other stores do not have, and returns whether the parameter exists.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The first connection of a pool to a cluster: at whichever server serves.
+//! The first connection of a pool to a cluster: to whichever server serves.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::base::clock::Clock;
 /// Why an attempt to connect has failed.
 pub(crate) struct OpenFailure {
     pub(crate) error: BackendError,
-    /// The server is there and has not refused the pool. It does not serve before the cluster has a leader.
+    /// The server is there and has not refused the pool. It does not serve until the cluster has a leader.
     pub(crate) may_serve_soon: bool,
 }
 
@@ -23,14 +23,14 @@ impl From<BackendError> for OpenFailure {
     }
 }
 
-/// Connects to one of `count` servers, `first` before the others. The next one is tried beside a server without an answer. It
-/// is tried after a part of `limit` that leaves time for all, and at most after a second. A server that [may serve
+/// Connects to one of `count` servers, `first` before the others. While a server has no answer, the next one is tried beside it.
+/// It is tried after a part of `limit` that leaves time for all, and after at most a second. A server that [may serve
 /// soon](OpenFailure::may_serve_soon) is tried again, until `limit` has passed.
 ///
-/// Returns the server's position too. `open` gets it with the time that is left. Dropping the future ends all attempts.
+/// Also returns the server's position. `open` gets a position and the time that is left. Dropping the future ends all attempts.
 ///
 /// # Errors
-/// When no server is left that could be tried: a refusal, if there was one, or the last error. A frozen server fails last.
+/// When no server is left to try: a refusal, if there was one, or the last error. A frozen server fails last.
 pub(crate) async fn first_to_serve<T, F>(
     (first, count): (usize, usize),
     limit: Duration,
@@ -53,7 +53,7 @@ where
             };
             let (pause, passed) = (backoff.next(), clock.now().since(began));
             if passed >= limit {
-                // The last attempt was cut short, which is no reason.
+                // The last attempt was cut short, so its error is not the reason.
                 return Err(earlier.unwrap_or(failure.error));
             }
             if !failure.may_serve_soon || passed + pause >= limit {

@@ -1,4 +1,4 @@
-//! What etcd and ZooKeeper have in common: both delete by themselves what a process has left.
+//! What etcd and ZooKeeper have in common: both delete on their own what a process has left.
 
 pub(crate) mod addresses;
 pub(crate) mod cluster_url;

@@ -1,7 +1,7 @@
-//! Which owners of this process have something at a store, and until when.
+//! Which owners of this process have something in a store, and until when.
 //!
-//! An owner is in this table before its first request is sent, and until what it has is known to be gone. So that is found and
-//! deleted at the owner's deadline at the latest, also if an answer was lost or a caller dropped.
+//! An owner enters this table before its first request is sent, and stays until what it has is known to be gone. So what it has
+//! is found and deleted no later than its deadline, even if an answer was lost or a caller dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use crate::backend::Owner;
 use crate::base::clock::{Clock, Instant};
 
-/// What one owner has at a store, as far as is known.
+/// What one owner has in a store, as far as is known.
 pub(crate) trait OwnedState: Default {
     fn is_empty(&self) -> bool;
 }
@@ -26,7 +26,7 @@ impl<T> OwnedState for Vec<T> {
 /// The owners of a pool. `S` is what each has, and `I` leads to owners and changes together with them.
 pub(crate) struct Owners<S, I> {
     pub(crate) clock: Clock,
-    /// The first deadline may be earlier than before.
+    /// Notified when the first deadline may be earlier than before.
     pub(crate) earlier: Notify,
     table: Mutex<OwnerTable<S, I>>,
 }
@@ -67,7 +67,7 @@ impl<S: OwnedState, I> OwnerTable<S, I> {
         Some((&mut entry.state, &mut self.index))
     }
 
-    /// All owners, each with whether it has released its keys and they stay locked until the deadline.
+    /// All owners. The flag says that an owner has released its keys, which stay locked until the deadline.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&Owner, &S, bool)> {
         self.by_owner.iter().map(|(owner, entry)| (owner, &entry.state, entry.is_kept))
     }
@@ -121,8 +121,8 @@ impl<S: OwnedState, I> Owners<S, I> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The turn of a request for `owner`: requests of one owner run one after the other. What they leave is deleted
-    /// `kept_for` from now, unless the deadline is later already.
+    /// The turn of a request for `owner`: requests of one owner run one after another. What they leave is deleted
+    /// `kept_for` from now, unless the deadline is already later.
     pub(crate) async fn begin(
         self: &Arc<Self>,
         owner: Owner,
@@ -141,7 +141,7 @@ impl<S: OwnedState, I> Owners<S, I> {
         turn
     }
 
-    /// As [`begin`](Self::begin), for the deletion of what is over: a deadline that has passed stays so.
+    /// Like [`begin`](Self::begin), for the deletion of what is over: a deadline that has passed is left unchanged.
     pub(crate) async fn turn(
         self: &Arc<Self>,
         owner: Owner,
@@ -182,7 +182,7 @@ impl<S: OwnedState, I> Owners<S, I> {
         self.table().by_owner.get(owner).map(|entry| entry.deadline.0)
     }
 
-    /// Whether the deadline has passed, and there is no other one.
+    /// Whether the deadline has passed, and no other one was set since.
     pub(crate) fn is_over(&self, owner: &Owner) -> bool {
         self.table().by_owner.get(owner).is_some_and(|entry| entry.is_over)
     }
@@ -191,7 +191,7 @@ impl<S: OwnedState, I> Owners<S, I> {
         self.table().deadlines.first_key_value().map(|((until, _), _)| *until)
     }
 
-    /// The owners with something that is to be deleted. Each is returned once, until it has another deadline.
+    /// The owners with something to delete. Each is returned once, until it has another deadline.
     pub(crate) fn take_due(&self, now: Instant) -> Vec<Owner> {
         let mut table = self.table();
         let mut due = Vec::new();
@@ -209,7 +209,7 @@ impl<S: OwnedState, I> Owners<S, I> {
     }
 }
 
-/// The right to send requests for an owner. Dropping it passes the right on, and forgets an owner that has nothing.
+/// The right to send requests for an owner. Dropping it passes on the right, and forgets an owner that has nothing.
 pub(crate) struct OwnerTurn<S: OwnedState, I> {
     _turn: OwnedMutexGuard<()>,
     user: OwnerUser<S, I>,
@@ -252,7 +252,7 @@ mod tests {
         assert!(owners.is_over(&owner));
         let deletion = timeout(Duration::ZERO, owners.turn(owner, short)).await;
         assert!(deletion.is_err() && owners.is_over(&owner), "a deletion leaves that as it is");
-        // The owner is known as long as one request of it goes on.
+        // The owner is known as long as one of its requests is in progress.
         let second = {
             let next = owners.begin(owner, short);
             tokio::pin!(next);

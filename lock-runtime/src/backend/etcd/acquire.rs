@@ -25,7 +25,7 @@ use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::key::Key;
 
-/// How many times a request looks again that finds other keys than the answer before said.
+/// How many times a request looks again when it finds other keys than the previous answer said.
 const MOST_ROUNDS: usize = 20;
 
 /// The shortest time that a queued owner waits for a notification before it requests the key again.
@@ -75,7 +75,7 @@ impl EtcdLocks {
         Err(unsteady())
     }
 
-    /// Deletes the keys of this owner with a deletion that has no answer. It may still be executed, so they are not granted.
+    /// Deletes the keys of this owner whose deletion has no answer. It may still be executed, so they are not granted.
     async fn delete_leaving(
         &self,
         request: &AcquireRequest,
@@ -143,12 +143,12 @@ impl EtcdLocks {
             }
         }
         if it.is_queuing() {
-            // The newest one is the own one.
+            // The newest key is the owner's.
             if let Some(predecessor) = answer.found(1)?.get(1) {
                 return Ok(self.wait_behind(owner, &missing[0], &new, predecessor));
             }
         } else if missing.len() < keys.len() {
-            // What was known before may have been lost, or is queued.
+            // A key that was known before may be lost, or queued.
             return Ok(RoundEnd::Again);
         }
         let keys = keys.iter().map(|key| (key.clone(), new.clone())).collect();
@@ -190,8 +190,8 @@ impl EtcdLocks {
         }
     }
 
-    /// Nothing was put: a lock is not free, or the owner has a key already, or the lease belongs to another connection.
-    /// No other request has put the keys that were `expected`.
+    /// Nothing was put: a lock is not free, or the owner already has a key, or the lease belongs to another connection. No other
+    /// request has put the keys that were `expected`.
     async fn on_refusal(
         &self,
         it: &Acquiring<'_>,
@@ -268,7 +268,7 @@ impl EtcdLocks {
             let known = self.keys.known(owner, key);
             let own = match (known, look.own) {
                 (Some(known), Some(own)) if known.created == own.created => known,
-                // The lease has ended while it waited, or another client has deleted the key.
+                // The lease has ended while the owner waited, or another client has deleted the key.
                 _ => {
                     self.keys.remove(owner, key);
                     return Ok(RoundEnd::Again);

@@ -1,4 +1,4 @@
-//! An acquire under way, as plain values.
+//! An acquire in progress, as plain values.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use crate::backend::{AcquireOutcome, AcquireRequest, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
-/// An acquire under way.
+/// An acquire in progress.
 pub(crate) struct Acquiring<'a> {
     pub(crate) request: &'a AcquireRequest,
     pub(crate) turn: &'a KeyTurn,
     pub(crate) member: Arc<Member>,
     pub(crate) lease: Arc<PoolLease>,
-    /// How long the keys have to stay: counted from the beginning of the request.
+    /// Until when the keys have to stay: counted from the beginning of the request.
     pub(crate) until: Instant,
 }
 
@@ -43,11 +43,11 @@ pub(crate) enum RoundEnd {
 /// The keys of a request, with no key of another owner before them.
 pub(crate) struct FreeKeys {
     pub(crate) keys: Vec<(Key, OwnerKey)>,
-    /// Other owners queue behind.
+    /// Other owners queue behind this one.
     pub(crate) is_contended: bool,
     /// The last write of a fence beside the queues.
     pub(crate) fenced: i64,
-    /// What has said so.
+    /// The answer that has said so.
     pub(crate) answer: ConfirmedAnswer,
     /// Sent together with that request.
     pub(crate) sign: Option<AwaitedSign>,

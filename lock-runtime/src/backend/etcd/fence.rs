@@ -1,8 +1,8 @@
 //! Fences of grants: revisions of the cluster.
 //!
 //! A fence is the revision that has made the holder's key: keys of later holders are made later. An owner of several keys that
-//! has waited for each in its own queue has no such revision. It writes to a key beside each queue, and the revision of this write is
-//! its fence. Owners that had queued before see that, and write there too.
+//! has waited for each in its own queue has no such revision. It writes to a key beside each queue, and the revision of this
+//! write is its fence. Owners that had queued before see that, and write there too.
 
 use crate::backend::BackendError;
 use crate::backend::etcd::acquiring::Acquiring;
@@ -15,7 +15,7 @@ use crate::base::key::Key;
 /// How many fences there are between two revisions.
 const FENCES: u64 = 1 << 10;
 
-/// The greatest number of fences behind the first one of a revision.
+/// The greatest number of fences after the first one of a revision.
 pub(crate) const MOST_FURTHER: u32 = FENCES as u32 - 1;
 
 /// The first fence of a revision.
@@ -25,8 +25,8 @@ pub(crate) fn of_revision(revision: i64) -> Option<Fence> {
 }
 
 impl EtcdLocks {
-    /// A revision behind all fences that were given out for the keys, and before all later ones. `None` if a key is gone.
-    /// `fenced` is the last write beside the queues.
+    /// A revision after all fences that were given out for the keys, and before all later ones. `None` if a key is gone. `fenced`
+    /// is the last write beside the queues.
     pub(crate) async fn fence(
         &self,
         it: &Acquiring<'_>,
@@ -51,7 +51,7 @@ impl EtcdLocks {
             lease: 0,
         };
         let writing = Transaction {
-            // A late write of a former connection could only make the fences of later owners greater than they have to be.
+            // A late write of a former connection could only make the fences of later owners greater than necessary.
             conditions: keys.iter().map(created).collect(),
             success: keys.iter().map(write).collect(),
             failure: Vec::new(),

@@ -36,7 +36,7 @@ impl EtcdLocks {
         }
         let was_granted = keys.iter().any(|(_, own)| own.is_granted());
         for (key, own) in keys {
-            // A watch of the predecessor has done its work, one of the queue goes on.
+            // A watch of the predecessor is no longer needed; a watch of the queue continues.
             let watch = own.watch.filter(|_| own.is_granted());
             let fence = fence.or(own.fence);
             let own = OwnerKey { place: KeyPlace::Granted, fence, watch, ..own };
@@ -45,7 +45,7 @@ impl EtcdLocks {
             }
         }
         let until = self.now() + it.request.kept_for();
-        // The deadline of a waiter is a later one.
+        // The deadline of a waiter is later.
         if was_granted {
             self.keys.owners.keep_until(owner, until);
         } else {
@@ -59,7 +59,7 @@ impl EtcdLocks {
         Ok(RoundEnd::Over(granted))
     }
 
-    /// Puts keys of shorter leases under the lease of the request. `false` if one is gone.
+    /// Puts keys of shorter leases under the lease of the request. `false` if a key is gone.
     async fn lengthen(
         &self,
         it: &Acquiring<'_>,

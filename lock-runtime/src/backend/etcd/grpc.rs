@@ -10,7 +10,7 @@ use percent_encoding::percent_decode;
 use crate::backend::coordination::addresses::ServerStream;
 use crate::backend::etcd::server_error::CallStatus;
 
-/// How many bytes of one answer, and of all answers together, may be on their way. Both are far above what a lock needs.
+/// How many bytes of one answer, and of all answers together, may be in flight. Both are far above what a lock needs.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
@@ -83,7 +83,7 @@ impl GrpcClient {
         body.send_data(frame(message), true).map_err(|error| CallFailure::broken(&error))?;
         let mut answer = MessageReader::new(response);
         let first = answer.next().await?.ok_or(CallFailure::Malformed)?;
-        // What stands behind the message says whether it counts.
+        // What follows the message says whether it counts.
         while answer.next().await?.is_some() {}
         Ok(first)
     }
@@ -110,7 +110,7 @@ impl GrpcClient {
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(TE, HeaderValue::from_static("trailers"));
-        // A member that has lost the leader refuses the call, instead of waiting for another one.
+        // A member that has lost the leader refuses the call, instead of waiting for another leader.
         headers.insert("hasleader", HeaderValue::from_static("true"));
         if let Some(token) = &self.token {
             headers.insert("token", token.clone());

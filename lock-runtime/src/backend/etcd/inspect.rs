@@ -46,7 +46,7 @@ impl EtcdLocks {
         Ok(Inspection::new(Some(holder)).with_queue(waiters, count.saturating_sub(1)))
     }
 
-    /// How long a lease lasts without a further sign of life. `None` for none, and if this user may not read it.
+    /// How long a lease lasts without a further sign of life. `None` without a lease, and if this user may not read it.
     async fn time_left(
         &self,
         member: &Arc<Member>,
@@ -62,7 +62,7 @@ impl EtcdLocks {
                 let left = u64::try_from(LeaseAnswer::read(&answer)?.seconds).unwrap_or_default();
                 Ok(Some(Duration::from_secs(left)))
             }
-            // A right that the user lacks. What else is refused may pass.
+            // The user lacks a right. Other refusals may pass.
             Err(CallFailure::Refused(status)) if status.is_denied() => Ok(None),
             Err(failure) => Err(member.failed(failure)),
         }

@@ -18,13 +18,13 @@ use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::server_error::{closed, connection_lost};
 use crate::base::clock::{Clock, Instant};
 
-/// The most requests for signs that are taken over at once.
+/// The most requests for signs that are taken over together.
 const BATCH: usize = 256;
 
-/// How often leases are looked at that have had no sign for a while.
+/// How often the task looks for leases that have had no sign for a while.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A look that comes later than this says that this process was stopped.
+/// A look that comes later than this means that this process was stopped.
 const LATEST_LOOK: Duration = Duration::from_millis(500);
 
 struct SignRequest {
@@ -49,7 +49,7 @@ pub(crate) struct AwaitedSign(oneshot::Receiver<Result<LifeSign, BackendError>>)
 
 impl AwaitedSign {
     /// # Errors
-    /// [`lease_ended`] if there is no such lease any more.
+    /// [`lease_ended`] if the lease no longer exists.
     pub(crate) async fn get(self) -> Result<LifeSign, BackendError> {
         self.0.await.unwrap_or_else(|_| Err(closed()))
     }
@@ -84,7 +84,7 @@ struct KeepAliveTask {
     requests: mpsc::UnboundedReceiver<SignRequest>,
 }
 
-/// A stream of a connection. Dropping it ends it.
+/// A stream of a connection. Dropping it ends the stream.
 struct SignStream {
     member: Arc<Member>,
     sender: MessageSender,

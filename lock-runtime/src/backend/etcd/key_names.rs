@@ -7,7 +7,7 @@ use crate::base::key::Key;
 /// What the names of all keys begin with.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyNames {
-    /// Empty, or with a slash at its end.
+    /// Empty, or with a trailing slash.
     root: String,
 }
 
@@ -32,12 +32,12 @@ impl KeyNames {
         format!("{}%lease/{lease:016x}", self.root).into_bytes()
     }
 
-    /// Its last change is the fence that queued owners have to exceed.
+    /// The last change of this key is the fence that queued owners have to exceed.
     pub(crate) fn of_fence(&self, lock: &Key) -> Vec<u8> {
         format!("{}%fence/{}", self.root, escaped(lock)).into_bytes()
     }
 
-    /// From the first key of `lock` to behind the last one.
+    /// From the first key of `lock` to just past the last one.
     pub(crate) fn range(&self, lock: &Key) -> (Vec<u8>, Vec<u8>) {
         let from = self.queue(lock).into_bytes();
         let mut to = from.clone();
@@ -48,7 +48,7 @@ impl KeyNames {
         (from, to)
     }
 
-    /// From the first key of a lock that starts with `text` to behind the last one.
+    /// From the first key of a lock that starts with `text` to just past the last one.
     pub(crate) fn starting_with(&self, text: &str) -> (Vec<u8>, Vec<u8>) {
         let from = format!("{}{}", self.root, escaped(&Key::from(text))).into_bytes();
         let mut to = from.clone();
@@ -62,18 +62,18 @@ impl KeyNames {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&*self.root)?;
         let (lock, owner) = key.rsplit_once('/')?;
         let is_lock = !owner.is_empty() && !lock.contains('/');
-        // What stands beside the locks begins with another escape.
+        // Names beside the locks begin with another escape.
         is_lock.then(|| unescaped(lock)).flatten().map(Key::from)
     }
 
-    /// The start of a search behind the key and the others of its lock.
+    /// The start of a search after the key and the others of its lock.
     pub(crate) fn behind(key: &[u8]) -> Vec<u8> {
         let Some(end) = key.iter().rposition(|byte| *byte == b'/') else {
             // Not a key of a lock.
             return [key, &b"\0"[..]].concat();
         };
         let mut next = key[..end].to_vec();
-        // The character behind a slash.
+        // The character after a slash.
         next.push(b'/' + 1);
         next
     }

@@ -3,16 +3,15 @@
 //! A key lives as long as its lease. The leader counts the lease from the last sign of life that it has taken.
 //!
 //! **Which signs count.** A leader that was replaced and does not know it yet takes signs of life too. So a sign counts
-//! only together with an answer that a majority has confirmed. The request of that answer was sent at `s`. If its term
-//! is not later than that of the sign's answer, the sign was taken by the leader that was confirmed, or by a later one.
-//! Either that leader counts from the sign, or it was replaced after `s`, and its successor gives each lease its full
-//! length anew. So the lease lasts for its length from the earlier one of `s` and the sign's own sending. With
-//! `--experimental-enable-lease-checkpoint`, a successor gives a lease of more than five minutes the time of its last
-//! checkpoint instead.
+//! only together with an answer that a majority has confirmed. The request of that answer was sent at `s`. If that answer's term
+//! is not later than the term of the sign's answer, the confirmed leader or a later one has taken the sign. Either that leader
+//! counts from the sign, or it was replaced after `s`, and its successor gives each lease its full length again. So the lease
+//! lasts for its length from the earlier one of `s` and the sign's own sending. With `--experimental-enable-lease-checkpoint`, a
+//! successor gives a lease of more than five minutes the time of its last checkpoint instead.
 //!
 //! **Which connection may use a lease.** Each lease has a key of its own with the number of the connection that may put
-//! keys. That number is a condition of each transaction that puts some. A new connection writes its number before it
-//! serves. From then on whatever a former connection has left on its way fails, however late it arrives.
+//! keys. That number is a condition of each transaction that puts keys. A new connection writes its number before it serves. From
+//! then on, whatever a former connection has left in flight fails, however late it arrives.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,12 +90,12 @@ impl PoolLease {
         !self.is_over.load(Ordering::SeqCst)
     }
 
-    /// When the last sign must have been sent at the earliest, so that keys stay until `until`.
+    /// The earliest time of the last sign with which keys stay until `until`.
     pub(crate) fn needed_sign(&self, until: Instant) -> Instant {
         until.saturating_sub(self.length)
     }
 
-    /// How long it goes without a sign of life.
+    /// How long the lease goes without a sign of life.
     pub(crate) fn sign_interval(&self, now: Instant) -> Duration {
         const BUSY: Duration = Duration::from_secs(20);
         const SHORTEST: Duration = Duration::from_millis(200);
@@ -118,7 +117,8 @@ impl PoolLease {
 struct LeaseClass {
     seconds: u64,
     present: Mutex<Option<Arc<PoolLease>>>,
-    /// Held while a lease is made. A granted lease that could not be [given](Leases::give_to) to the connection is for the next request.
+    /// Held while a lease is made. A granted lease that could not be [given](Leases::give_to) to the connection is kept for the
+    /// next request.
     making: tokio::sync::Mutex<Option<PoolLease>>,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Leases {
     pub(crate) names: KeyNames,
     clock: Clock,
     classes: Mutex<Vec<Arc<LeaseClass>>>,
-    /// Where the numbers of leases go that have ended.
+    /// Where the numbers of ended leases go.
     ended: mpsc::UnboundedSender<i64>,
 }
 
@@ -143,7 +143,7 @@ impl Leases {
         (Arc::new(Self { names, clock, classes: Mutex::default(), ended }), ends)
     }
 
-    /// How long a lease has to be, so that its keys stay for `kept_for`. The margin makes a sign of life for each request
+    /// How long a lease has to be so that its keys stay for `kept_for`. The margin makes a sign of life for each request
     /// unnecessary.
     pub(crate) fn length_for(kept_for: Duration) -> Duration {
         class_of(kept_for.saturating_add((kept_for / 10).min(LONGEST_MARGIN)))
@@ -197,7 +197,7 @@ impl Leases {
         Ok(PoolLease::granted(id, Duration::from_secs(granted), now))
     }
 
-    /// Lets `member` put keys under the lease, and no other connection from then on.
+    /// From then on, `member` may put keys under the lease, and no other connection.
     pub(crate) async fn give_to(
         &self,
         member: &Arc<Member>,
@@ -215,8 +215,8 @@ impl Leases {
         }
     }
 
-    /// As [`give_to`](Self::give_to), if the key of the lease is still as it was seen. A late request of this kind changes nothing
-    /// that a later connection has written.
+    /// Like [`give_to`](Self::give_to), if the key of the lease is still as it was seen. A late request of this kind changes
+    /// nothing that a later connection has written.
     pub(crate) async fn repair(
         &self,
         member: &Arc<Member>,
@@ -255,7 +255,7 @@ impl Leases {
         self: &Arc<Self>,
         member: &Arc<Member>,
     ) -> Result<(), BackendError> {
-        // All at once: the first answers of a connection have a time limit, whatever the round trip.
+        // All at the same time: the first answers of a connection have a time limit, whatever the round trip.
         let mut giving = JoinSet::new();
         for lease in self.all() {
             let (leases, member) = (self.clone(), member.clone());
@@ -279,8 +279,8 @@ impl Leases {
         self.read_own(member).await
     }
 
-    /// Lets no connection put keys under the leases that there are, until one of them is [repaired](Self::repair). A full
-    /// database takes this, and former connections put nothing when it has space again.
+    /// Lets no connection put keys under an existing lease until that lease is [repaired](Self::repair). A full database accepts
+    /// this, and former connections put nothing once it has space again.
     async fn take_away(&self, member: &Arc<Member>) -> Result<(), BackendError> {
         /// The servers' default limit is 128.
         const AT_ONCE: usize = 100;
@@ -294,7 +294,7 @@ impl Leases {
         Ok(())
     }
 
-    /// A read that a majority confirms, of nothing.
+    /// An empty read that a majority confirms.
     pub(crate) async fn read_own(&self, member: &Arc<Member>) -> Result<(), BackendError> {
         let read = KeyOperation::Get { key: self.names.of_lease(0) };
         member.transact(&Transaction::of(vec![read])).await?;
@@ -316,7 +316,7 @@ impl Leases {
         self.all().into_iter().find(|lease| lease.id == id)
     }
 
-    /// Ends a lease and all its keys. One that is gone already is what was wanted.
+    /// Ends a lease and all its keys. A lease that is already gone is not an error.
     pub(crate) async fn revoke(member: &Arc<Member>, id: i64) {
         let _ = member.try_call("/etcdserverpb.Lease/LeaseRevoke", &lease::of_lease(id)).await;
     }

@@ -7,7 +7,7 @@ use crate::backend::etcd::server_error::CallStatus;
 use crate::backend::{BackendError, KeyPattern};
 
 impl EtcdLocks {
-    /// Calls `changed` as [`Backend::watch`](crate::backend::Backend::watch), by a stream of its own.
+    /// Calls `changed` like [`Backend::watch`](crate::backend::Backend::watch), over a stream of its own.
     pub(crate) async fn watch(
         &self,
         pattern: &KeyPattern,

@@ -60,7 +60,7 @@ pub(crate) struct ConfirmedAnswer {
     pub(crate) term: u64,
 }
 
-/// A key of an owner as it was found, and what stands around it.
+/// A key of an owner as it was found, and what is around it.
 pub(crate) struct KeyLook {
     pub(crate) own: Option<KeyValue>,
     /// The key right before it.
@@ -89,7 +89,7 @@ impl EtcdLocks {
         self.keys.owners.clock.now()
     }
 
-    /// Runs `call`, and once more on the next connection if it fails because this one has no valid token. The token of an
+    /// Runs `call`, and once more on the next connection if it fails because its connection has no valid token. The token of an
     /// idle pool ends without a request that would have shown it.
     pub(crate) async fn with_token<T, F: Future<Output = Result<T, BackendError>>>(
         &self,
@@ -214,7 +214,7 @@ impl EtcdLocks {
         self.keys.known(owner, lock).map(|known| known.created)
     }
 
-    /// The keys right before and behind a position.
+    /// The keys right before and after a position.
     fn around(&self, lock: &Key, created: i64) -> [KeyOperation; 2] {
         let search = |order| self.keys.names.search(lock, order, 1);
         [
@@ -236,7 +236,7 @@ impl EtcdLocks {
         [oldest(), oldest()]
     }
 
-    /// The key as it was found, under the lease of another connection or class perhaps. `None` if that is none of this pool.
+    /// The key as it was found, perhaps under the lease of another connection or class. `None` if that lease is not of this pool.
     pub(crate) fn adopted(&self, found: &KeyValue, revision: i64) -> Option<OwnerKey> {
         let lease = self.leases.find(found.lease)?;
         Some(OwnerKey {
@@ -249,7 +249,7 @@ impl EtcdLocks {
         })
     }
 
-    /// Puts the keys anew under `lease`, in the same positions. `false` if one is gone.
+    /// Puts the keys again under `lease`, in the same positions. `false` if a key is gone.
     pub(crate) async fn move_keys(
         &self,
         member: &Arc<Member>,

@@ -17,7 +17,7 @@ use crate::backend::etcd::server_error::{
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
-/// A connection to a member. It ends once something says so, see [`end`](Self::end).
+/// A connection to a member. It ends once [`end`](Self::end) is called.
 pub(crate) struct Member {
     /// Grows with each connection of the pool.
     pub(crate) number: u64,
@@ -58,12 +58,12 @@ struct CallLog {
     last: u64,
     /// When each one was sent.
     open: BTreeMap<u64, Instant>,
-    /// When the last answer came to any of them.
+    /// When the last answer to any of them came.
     answered: Option<Instant>,
 }
 
 impl CallLog {
-    /// When the first call without an answer was sent. Numbers grow with the time.
+    /// When the first call without an answer was sent. Numbers grow with time.
     fn oldest(&self) -> Option<Instant> {
         self.open.first_key_value().map(|(_, sent)| *sent)
     }
@@ -80,7 +80,7 @@ impl TransactionFailure {
     pub(crate) fn has_applied_nothing(&self) -> bool {
         match self {
             Self::WithoutLease => true,
-            // The member checks its space before and behind the transaction.
+            // The member checks its space before and after the transaction.
             Self::Other(error) => {
                 error.kind() != FailureKind::MaybeApplied && !is_without_space(error)
             }
@@ -127,7 +127,7 @@ impl Member {
         reason.unwrap_or_else(|| connection_lost(&self.name, "it is closed"))
     }
 
-    /// For how long there are calls, and no answer to any of them.
+    /// For how long there have been calls without an answer to any of them.
     pub(crate) fn silence(&self, now: Instant) -> Duration {
         let log = self.log();
         let Some(oldest) = log.oldest() else { return Duration::ZERO };
@@ -162,7 +162,7 @@ impl Member {
         self.try_call(method, message).await.map_err(|failure| self.failed(failure))
     }
 
-    /// As [`call`](Self::call), with the status of a refusal.
+    /// Like [`call`](Self::call), with the status of a refusal.
     pub(crate) async fn try_call(
         self: &Arc<Self>,
         method: &str,
@@ -180,7 +180,7 @@ impl Member {
         answer
     }
 
-    /// The error of a failed call. It ends the connection if another one may be served.
+    /// The error of a failed call. It ends the connection if another connection may be served.
     #[cold]
     pub(crate) fn failed(&self, failure: CallFailure) -> BackendError {
         let (error, ends) = match failure {

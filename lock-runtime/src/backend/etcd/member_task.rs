@@ -24,7 +24,7 @@ use crate::backend::queue_events::QueueEvents;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Clock;
 
-/// The least time that a new connection has for its first requests.
+/// The shortest time that a new connection has for its first requests.
 const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
 
 /// What ends with the pool.
@@ -69,7 +69,7 @@ impl MemberLink {
     /// The connection, as soon as a member serves for the first time.
     ///
     /// # Errors
-    /// That of the last connection, while there is none.
+    /// The error of the last connection, while there is none.
     pub(crate) async fn member(&self) -> Result<Arc<Member>, BackendError> {
         let mut state = self.state.clone();
         let known = state.wait_for(|state| !matches!(state, MemberState::Opening)).await;
@@ -168,7 +168,7 @@ impl MemberOpener {
                         }
                         state = MemberLogin::Token;
                     }
-                    // A cluster that asks for no login takes any.
+                    // A cluster that asks for no login accepts any.
                     Err(CallFailure::Refused(status)) if CallStatus::is_without_auth(&status) => {
                         state = MemberLogin::Unwanted;
                     }
@@ -189,8 +189,8 @@ impl MemberOpener {
         Ok(ServingMember { member, driver, took: self.clock.now().since(began) })
     }
 
-    /// How long the first requests to a member may take. Without its leader, a member takes requests that nothing answers, and
-    /// another one may know the next leader.
+    /// How long the first requests to a member may take. Without its leader, a member takes requests that get no answer, and
+    /// another member may know the next leader.
     fn limit_of_take_over(&self) -> Duration {
         let Limits { connect, request } = self.dialer.limits;
         if self.dialer.members.count() > 1 { request.max(SHORTEST_TAKE_OVER) } else { connect }
@@ -202,7 +202,7 @@ impl MemberTask {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
         let mut connected = match self.open_first().await {
             Some(Ok(connected)) => connected,
-            // The pool is not made.
+            // No pool is made.
             Some(Err(error)) => return self.down(&error),
             None => return,
         };
@@ -245,7 +245,7 @@ impl MemberTask {
         }))
     }
 
-    /// Connects to one member after the other until one serves. Requests fail meanwhile. `None` if the pool is closed.
+    /// Connects to one member after another until one serves. Requests fail meanwhile. `None` if the pool is closed.
     async fn open(&mut self, backoff: &mut Backoff) -> Option<ServingMember> {
         let members = self.opener.dialer.members.count();
         let (mut tried, mut pause) = (0, backoff.next());
@@ -270,8 +270,8 @@ impl MemberTask {
         }
     }
 
-    /// How long the next attempt may take. Behind a connection that has ended, leases run out, and a member that answers nothing
-    /// is not to use up their time. So each of several members first gets a multiple of the time that the last one took.
+    /// How long the next attempt may take. After a connection has ended, leases run out, and a member without an answer must not
+    /// use up their time. So each of several members first gets a multiple of the time that the last connection took.
     fn attempt_limit(&self, tried: usize) -> Duration {
         let members = self.opener.dialer.members.count();
         let connect = self.opener.dialer.limits.connect;
@@ -298,11 +298,11 @@ impl MemberTask {
                 let now = self.opener.clock.now();
                 let was_stopped = now.since(checked) >= limit / 2;
                 checked = now;
-                // Answers may be there that this process has not read.
+                // There may be answers that this process has not read.
                 if was_stopped {
                     continue;
                 }
-                // A change that was lost with its leader has no answer for seven seconds, while others are answered.
+                // A change that was lost with its leader has no answer for seven seconds, while other calls are answered.
                 if member.silence(now) >= limit || member.oldest_call(now) >= 2 * limit {
                     return connection_lost(&member.name, "it does not answer");
                 }
@@ -348,7 +348,7 @@ fn why(error: &h2::Error) -> String {
     error.get_io().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The failure of a request to a member that is there.
+/// The failure of a request to a member that is reachable.
 #[cold]
 fn of_member(error: BackendError) -> OpenFailure {
     OpenFailure { may_serve_soon: error.kind() != FailureKind::Rejected, error }
@@ -364,7 +364,7 @@ fn before_service(name: &str, failure: CallFailure) -> BackendError {
     }
 }
 
-/// An error of the first requests to a member. One without an answer names the member.
+/// An error of the first requests to a member. An error without an answer names the member.
 #[cold]
 fn at_member(name: &str, error: BackendError) -> BackendError {
     match error.kind() {
@@ -373,7 +373,7 @@ fn at_member(name: &str, error: BackendError) -> BackendError {
     }
 }
 
-/// The last requests of a pool, all at once.
+/// The last requests of a pool, all sent at the same time.
 async fn end(member: Arc<Member>, wishes: LastWishes) -> Result<(), BackendError> {
     /// The servers' default limit is 128.
     const AT_ONCE: usize = 100;

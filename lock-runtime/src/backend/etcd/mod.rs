@@ -1,8 +1,8 @@
 //! `etcd://`: locks as keys with a lease.
 //!
-//! A lock is a prefix, and each owner of it, or waiter, is a key below it. The key that was made first holds the lock, and each other
-//! one watches the key right before it. The layout is that of `etcdctl lock` and of Go's `concurrency.Mutex`, so all exclude each
-//! other:
+//! A lock is a prefix, and each owner of it, or waiter, is a key below it. The key that was made first holds the lock, and each
+//! other key watches the one right before it. The layout is that of `etcdctl lock` and of Go's `concurrency.Mutex`, so all of
+//! them exclude each other:
 //!
 //! ```text
 //! /locks/order:1/<owner>            made by revision 7: holds the lock
@@ -11,17 +11,20 @@
 //! /locks/%fence/order:1             after a grant of several keys: see `fence`
 //! ```
 //!
-//! 1. **A key lives as long as its lease.** There is a lease for each class of ttls, for all locks of the pool. A lock that ends earlier is
-//!    deleted by its process. A renewal is a sign of life for the lease, and a read that a majority confirms: see `leases`.
-//! 2. **The owner token is in the name**, so a key is found again if its answer was lost.
-//! 3. **Requests of one owner run one after the other**, each to its answer or to the end of its connection, also if the caller is gone. What a
-//!    former connection has left on its way puts no key any more. So nothing is granted after a release.
-//! 4. **An owner is recorded before its request is sent.** What a dropped call or a lost connection leaves is deleted at its deadline.
+//! 1. **A key lives as long as its lease.** There is a lease for each class of ttls, for all locks of the pool. A lock that ends
+//!    earlier is deleted by its process. A renewal is a sign of life for the lease, and a read that a majority confirms: see
+//!    `leases`.
+//! 2. **The owner token is in the name**, so a key whose answer was lost is found again.
+//! 3. **Requests of one owner run one after another**, each to its answer or to the end of its connection, even if the caller is
+//!    gone. Requests that a former connection has left in flight no longer put keys. So nothing is granted after a release.
+//! 4. **An owner is recorded before its request is sent.** What a dropped call or a lost connection leaves is deleted at its
+//!    deadline.
 //! 5. **A fence is a revision of the cluster**: of the key's creation, or of a write beside the queue.
 //!
-//! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `member` (a connection), `leases`,
-//! `member_task` (keeps one up), `open_signs`, `keep_alives`, `watches`, `owned_key` and `owned_keys` (what each owner has), `locks`, `acquiring`, `fence`,
-//! `grant`, `acquire`, `release`, `renew`, `inspect`, `list`, `upkeep` and `diagnostics`.
+//! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `member` (a connection),
+//! `leases`, `member_task` (keeps a connection up), `open_signs`, `keep_alives`, `watches`, `owned_key` and `owned_keys` (what
+//! each owner has), `locks`, `acquiring`, `fence`, `grant`, `acquire`, `release`, `renew`, `inspect`, `list`, `upkeep` and
+//! `diagnostics`.
 
 mod acquire;
 mod acquiring;
@@ -115,7 +118,7 @@ impl Etcd {
         link.member().await?;
         let signs = KeepAlives::start(link.clone(), leases.clone(), clock, config.request_timeout);
         let watching = watched.serve(link.clone(), keys.clone());
-        // The call ends at the request timeout, with all answers that are there.
+        // The call ends at the request timeout, with all answers that have arrived.
         let renewal_limit = config.request_timeout * 4 / 5;
         let locks = Arc::new(EtcdLocks { keys, leases, signs, link, renewal_limit });
         let released = locks.clone();
@@ -138,7 +141,8 @@ impl Etcd {
         self.locks.link.begin_close(wishes);
     }
 
-    /// One task for each of `requests`, all at once. A task goes on when the caller is gone: see the head of this file.
+    /// One task for each of `requests`, all at the same time. A task continues when the caller is gone: see the head of this
+    /// file.
     async fn each<R, T, F>(
         &self,
         requests: &[R],
@@ -188,7 +192,7 @@ impl Backend for Etcd {
         &self,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        // Also a repeated request may be the first one that is answered.
+        // Even a repeated request may be the first one that is answered.
         let queued = requests.iter().filter(|request| request.enqueue);
         let pending = self.locks.keys.events.expect(queued.map(|it| it.owner).collect());
         let call = |locks: Arc<EtcdLocks>, request, abandoned| async move {

@@ -1,8 +1,8 @@
 //! Signs of life without an answer, and what their age says about the stream and the member. Does no I/O.
 //!
-//! A member that is not the leader forwards signs of life to the leader that it knows, one after the other. A frozen leader has
-//! the first of them without an answer for seven seconds, also if another leader is elected meanwhile. Signs of another stream go to
-//! that one. So a sign has a time limit of its own, whatever else the member answers.
+//! A member that is not the leader forwards signs of life to the leader that it knows, one after another. With a frozen leader,
+//! the first of them has no answer for seven seconds, even if another leader is elected meanwhile. Signs on another stream go to
+//! the new leader. So a sign has a time limit of its own, whatever else the member answers.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,7 +28,7 @@ pub(crate) struct OpenSigns<C> {
     by_lease: HashMap<i64, OpenSign<C>>,
     /// The time limit of a request.
     limit: Duration,
-    /// How long the last sign took that was answered on its first stream or another one.
+    /// How long the last answered sign took, on its first stream or another one.
     round_trip: Duration,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum StreamVerdict {
     InTime,
     /// Another stream of the same member may have answers.
     Reopen,
-    /// Other streams have had none either.
+    /// Other streams have had no answers either.
     Leave,
 }
 
@@ -74,7 +74,7 @@ impl<C> OpenSigns<C> {
         self.by_lease.contains_key(&lease.id)
     }
 
-    /// Records a sign that is sent now. `false` if the one before has no answer: then it is sent after that.
+    /// Records a sign that is sent now. `false` if the previous one has no answer: then the sign is sent after that answer.
     pub(crate) fn add(
         &mut self,
         lease: Arc<PoolLease>,
@@ -133,7 +133,7 @@ impl<C> OpenSigns<C> {
         }
     }
 
-    /// The leases with signs that are to be sent anew, on another stream. They serve all requests until now.
+    /// The leases with signs that have to be sent again, on another stream. They serve all requests until now.
     pub(crate) fn begin_anew(&mut self, now: Instant) -> Vec<i64> {
         for open in self.by_lease.values_mut() {
             open.sent = now;
@@ -156,7 +156,7 @@ impl<C> OpenSigns<C> {
         limit.saturating_mul(1 << open.reopened.min(4)).min(self.limit)
     }
 
-    /// The time left of the lease is enough for another connection.
+    /// The rest of the lease is enough for another connection.
     fn leave_limit(&self, lease: &PoolLease) -> Duration {
         (lease.length / 2).min(2 * self.limit)
     }
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(signs.verdict(at(1_499)), StreamVerdict::InTime, "twice the time");
         assert_eq!(signs.verdict(at(1_500)), StreamVerdict::Reopen);
         assert_eq!(signs.verdict(at(2_000)), StreamVerdict::Leave);
-        // The sign counts from its sending on the stream that has answered.
+        // The sign counts from when it was sent on the stream that has answered.
         signs.on_answer(&answer(1, 4), at(1_100), drop).unwrap();
         assert_eq!(known.try_recv().unwrap().unwrap().sent, at(500));
         assert_eq!(signs.verdict(at(9_000)), StreamVerdict::InTime);

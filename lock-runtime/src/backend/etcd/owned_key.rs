@@ -23,7 +23,7 @@ pub(crate) struct OwnerKey {
     pub(crate) place: KeyPlace,
     /// The revision of the grant's fence, once it has one.
     pub(crate) fence: Option<i64>,
-    /// What tells of changes around it.
+    /// What reports changes around it.
     pub(crate) watch: Option<i64>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct OwnerKey {
 pub(crate) enum KeyPlace {
     New,
     Queued,
-    /// The oldest one, so that its owner holds the lock.
+    /// The oldest key, so that its owner holds the lock.
     Granted,
     /// About to be deleted.
     Leaving,

@@ -54,7 +54,7 @@ pub(crate) struct KeyIndex {
 struct WatchedClaim {
     owner: Owner,
     key: Key,
-    /// The name of the key that is watched for its deletion. `None` if all of the queue is.
+    /// The name of the key that is watched for its deletion. `None` if the whole queue is.
     predecessor: Option<Arc<[u8]>>,
 }
 
@@ -64,7 +64,7 @@ impl KeyTable {
         keys.iter_mut().find(|(of, _)| of == key).map(|(_, state)| state)
     }
 
-    /// The watch that is not needed any more.
+    /// Returns the watch that is no longer needed.
     fn remove(&mut self, owner: &Owner, key: &Key) -> Option<i64> {
         let (keys, index) = self.split_mut(owner)?;
         let at = keys.iter().position(|(of, _)| of == key)?;
@@ -97,7 +97,7 @@ impl OwnedKeys {
         self.owners.table()
     }
 
-    /// What the owner has for `key`. Keys of leases that have ended are none.
+    /// What the owner has for `key`. Keys of leases that have ended do not count.
     pub(crate) fn state(&self, owner: &Owner, key: &Key) -> Option<KeyState> {
         let mut table = self.table();
         let state = table.key(owner, key)?;
@@ -120,7 +120,7 @@ impl OwnedKeys {
         keys.map(|(key, _)| key.clone()).collect()
     }
 
-    /// A request that puts these keys is about to be sent. Returns the keys for which no other one was.
+    /// A request that puts these keys is about to be sent. Returns the keys for which no other request was sent.
     pub(crate) fn expect_puts(&self, owner: &Owner, keys: &[Key]) -> Vec<Key> {
         let (mut table, mut expected) = (self.table(), Vec::new());
         let Some(known) = table.state_mut(owner) else { return expected };
@@ -136,7 +136,7 @@ impl OwnedKeys {
     /// Records a key. `false` if its lease has ended meanwhile. Watches of the former state end.
     pub(crate) fn set(&self, owner: &Owner, key: &Key, mut known: OwnerKey) -> bool {
         let mut table = self.table();
-        // It may have ended since it was read.
+        // The watch may have ended since it was read.
         known.watch = known.watch.filter(|watch| table.index.by_watch.contains_key(watch));
         let is_set = self.set_in(&mut table, owner, key, known);
         drop(table);
@@ -175,8 +175,8 @@ impl OwnedKeys {
         true
     }
 
-    /// Records that the key waits behind `predecessor`, which is watched from the revision on at which it was seen. If it is watched
-    /// already, that goes on.
+    /// Records that the key waits behind `predecessor`, which is watched from the revision at which it was seen. If it is already
+    /// watched, that watch continues.
     pub(crate) fn queue_behind(
         &self,
         owner: &Owner,
@@ -286,7 +286,7 @@ impl OwnedKeys {
         }
     }
 
-    /// What ends with the pool: `leases`, unless released keys are to stay for a while. Then all other keys.
+    /// What ends with the pool: `leases`, except those whose released keys stay for a while. There, all other keys end.
     pub(crate) fn last_wishes(&self, leases: impl Iterator<Item = i64>) -> LastWishes {
         let table = self.table();
         let (mut staying, mut keys) = (HashSet::new(), Vec::new());
@@ -350,7 +350,7 @@ impl WatchSink for OwnedKeys {
         let place = known.place;
         drop(table);
         match place {
-            // It looks again, and is watched again after that.
+            // The owner looks again, and its predecessor is watched again after that.
             KeyPlace::Queued => self.events.head_of_queue(key.as_str(), owner, Duration::ZERO),
             KeyPlace::Granted => drop(self.missed.send(MissedChanges { owner, key })),
             KeyPlace::New | KeyPlace::Leaving => {}
@@ -389,7 +389,7 @@ mod tests {
         assert_eq!(watch(9, "one"), first);
         let second = watch(10, "other");
         assert_ne!(second, first);
-        // The watch has told of the deletion, so there is none.
+        // The watch has reported the deletion, so none is left.
         keys.keys_changed(second, &[]);
         assert_ne!(watch(11, "other"), second);
     }

@@ -23,7 +23,7 @@ use crate::base::key::Key;
 /// When a deletion without an answer is repeated.
 pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
 
-/// How many times a deletion is repeated that finds other keys than were seen.
+/// How many times a deletion is repeated when it finds other keys than were seen.
 const MOST_DELETIONS: usize = 5;
 
 /// What an owner had before its keys were marked as about to be deleted.
@@ -55,10 +55,10 @@ impl EtcdLocks {
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
     }
 
-    /// Deletes what the owner has for these locks. Whether it held all of them.
+    /// Deletes what the owner has for these locks. Returns whether it held all of them.
     ///
-    /// Requests of the owner that were sent before have an answer, or belong to a former connection: their puts change nothing
-    /// any more, and their deletions only the key that they have named by its creation.
+    /// Earlier requests of the owner have an answer, or belong to a former connection. In that case their puts no longer change
+    /// anything, and their deletions only delete the key that they name by its creation.
     pub(crate) async fn free(
         &self,
         member: &Arc<Member>,
@@ -82,8 +82,8 @@ impl EtcdLocks {
         Ok(is_held)
     }
 
-    /// Deletes keys by one transaction, each under the condition that it is still the one that was seen: a deletion that is
-    /// executed late finds another one.
+    /// Deletes keys by one transaction, each under the condition that it is still the one that was seen. A deletion that is
+    /// executed late finds another key.
     async fn free_chunk(
         &self,
         member: &Arc<Member>,
@@ -138,7 +138,7 @@ impl EtcdLocks {
         Err(unsteady())
     }
 
-    /// Marks the keys as about to be deleted, also if no answer comes. Returns what they were.
+    /// Marks the keys as about to be deleted, even if no answer comes. Returns what they were.
     fn mark_leaving(&self, owner: &Owner, locks: &[Key]) -> FormerKeys {
         let deadline = self.keys.owners.deadline(owner);
         let mut keys = Vec::new();
@@ -168,7 +168,7 @@ impl EtcdLocks {
         }
     }
 
-    /// Keeps the keys locked for the time that the request says, also if the process ends.
+    /// Keeps the keys locked for the time that the request says, even if the process ends.
     async fn keep(
         &self,
         member: &Arc<Member>,
@@ -203,7 +203,7 @@ impl EtcdLocks {
         if !short.is_empty() && !self.move_keys(member, owner, &short, &lease).await? {
             return Err(unsteady());
         }
-        // An idle lease has few signs of life, and there are none any more if the process ends now.
+        // An idle lease has few signs of life, and no more follow if the process ends now.
         for lease in leases_of(kept.iter().map(|(_, own)| own)) {
             let sign = if lease.id == sign_of { sign.take() } else { None };
             self.outlasts(&lease, until, looked.answer, sign).await?;
@@ -219,13 +219,13 @@ impl EtcdLocks {
         }
         let is_held = not_held.is_empty();
         let freed = if is_held { Ok(true) } else { self.free(member, turn, &not_held).await };
-        // Also if those were not freed: the other keys stay for the time that is asked.
+        // Even if those were not freed, the other keys stay for the requested time.
         self.keys.owners.end_at(owner, self.now() + request.free_after, true);
         freed?;
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
     }
 
-    /// Deletes the key and puts one for the successor, in one transaction. `None` if the lease has to be looked at before.
+    /// Deletes the key and puts one for the successor, in one transaction. `None` if the lease has to be looked at first.
     async fn pass_on(
         &self,
         member: &Arc<Member>,
@@ -289,7 +289,7 @@ impl EtcdLocks {
                 wait_mode: WaitMode::Queued { retry_after },
                 ..
             }) => ReleaseOutcome::successor_queued(retry_after),
-            // The successor looks for itself.
+            // The successor looks on its own.
             RoundEnd::Over(_) | RoundEnd::Again => ReleaseOutcome::successor_queued(Duration::ZERO),
         }))
     }

@@ -1,5 +1,5 @@
 //! Renewals: a sign of life for each lease, and a read of keys that a majority confirms. Both are sent when the call begins.
-//! What has no answer fails alone: signs of life by the lease, reads by the transaction.
+//! Only what has no answer fails: signs of life by the lease, reads by the transaction.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::base::key::Key;
 /// How many keys one transaction reads. The servers' default limit is 128 steps.
 const READ_AT_ONCE: usize = 100;
 
-/// A lease of the pool, and when its keys must stay until.
+/// A lease of the pool, and until when its keys must stay.
 struct SignedLease {
     lease: Arc<PoolLease>,
     until: Instant,
@@ -68,7 +68,7 @@ impl RenewalFailures {
 type RenewalOutcomes = Vec<(usize, Result<LeaseStatus, BackendError>)>;
 
 impl EtcdLocks {
-    /// What has no answer in time fails alone.
+    /// Only what has no answer in time fails.
     pub(crate) async fn renew(
         self: &Arc<Self>,
         leases: &[LeaseRef],
@@ -134,7 +134,7 @@ impl EtcdLocks {
         held.iter().map(|of| (of.at, outcome(of))).collect()
     }
 
-    /// Waits for all signs at once.
+    /// Waits for all signs at the same time.
     async fn await_signs(
         self: &Arc<Self>,
         signs: Vec<SignedLease>,
@@ -162,7 +162,7 @@ impl EtcdLocks {
         }
     }
 
-    /// Reads keys that are not watched, and some that are, all at once. Keys that are gone are forgotten.
+    /// Reads keys that are not watched, and some that are, all at the same time. Keys that are gone are forgotten.
     ///
     /// # Errors
     /// If nothing was read.
@@ -179,7 +179,7 @@ impl EtcdLocks {
                 if own.watch.is_some() { watched.push(of) } else { read.push(of) }
             }
         }
-        // The deletion of a watched key is told, so that a read of one is only for the certainty.
+        // The deletion of a watched key is reported, so a read of one only adds certainty.
         let room = READ_AT_ONCE - read.len() % READ_AT_ONCE;
         read.extend(watched.into_iter().take(room));
         let member = self.link.member().await?;
@@ -195,7 +195,7 @@ impl EtcdLocks {
         while let Some(read) = reads.join_next().await {
             let (keys, read) = read.map_err(|_| unanswered())?;
             match read {
-                // The earliest of them counts for all, and the latest term.
+                // The earliest answer counts for all, with the latest term.
                 Ok(answer) => {
                     oldest = Some(oldest.map_or(answer, |it| ConfirmedAnswer {
                         sent: it.sent.min(answer.sent),
@@ -241,7 +241,7 @@ impl EtcdLocks {
         LeaseStatus::Held
     }
 
-    /// Renews a lease with keys that are unknown here, or under a lease that is too short. They are put anew.
+    /// Renews a lease with keys that are unknown here, or under a lease that is too short. The keys are put again.
     async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let turn = self.keys.owners.begin(lease.owner, lease.kept_for()).await;
         let (owner, until) = (turn.owner(), self.now() + lease.kept_for());

@@ -42,7 +42,7 @@ impl CallStatus {
             .any(|text| self.message.contains(text))
     }
 
-    /// Another connection may be served: of another member, or with a new token.
+    /// Another connection may be served: to another member, or with a new token.
     pub(crate) fn ends_connection(&self) -> bool {
         const OF_THE_MEMBER: [&str; 6] = [
             "no leader",
@@ -55,8 +55,8 @@ impl CallStatus {
         self.is_without_token() || OF_THE_MEMBER.iter().any(|text| self.message.contains(text))
     }
 
-    /// The error, and whether it ends the connection. What a member has given up may be executed later: what is sent on the next
-    /// connection comes after it, or it puts no key.
+    /// The error, and whether it ends the connection. What a member has given up may be executed later. What is sent on the next
+    /// connection comes after that, or the late request puts no key.
     #[cold]
     pub(crate) fn into_end(self) -> (BackendError, bool) {
         let leaves = self.ends_connection();
@@ -259,7 +259,7 @@ pub(crate) fn connection_lost(member: &str, why: &str) -> BackendError {
     .remedy("it is opened again by itself")
 }
 
-/// The bytes are none of the protocol.
+/// The bytes do not follow the protocol.
 #[cold]
 pub(crate) fn malformed() -> BackendError {
     BackendError::new(FailureKind::MaybeApplied, "etcd has answered in an unexpected form")
@@ -300,7 +300,7 @@ pub(crate) fn too_slow(member: &str, limit: Duration) -> BackendError {
     unreachable(member, &format!("it has not served within {:?}", rounded(limit)))
 }
 
-/// The queue of a key was another one at each look.
+/// The queue of a key was different at each look.
 #[cold]
 pub(crate) fn unsteady() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "etcd has had other keys at each look")

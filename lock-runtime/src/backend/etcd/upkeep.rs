@@ -1,4 +1,5 @@
-//! What happens without a request: keys that are over are deleted, held keys are watched and looked at, and ended leases forgotten.
+//! What happens without a request: keys that are over are deleted, held keys are watched and looked at, and ended leases are
+//! forgotten.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +59,7 @@ pub(crate) async fn run(
 }
 
 impl EtcdLocks {
-    /// Looks whether a held key is still held, and whether other owners wait. Repeated until there is an answer.
+    /// Looks whether a held key is still held, and whether other owners wait. The look is repeated until there is an answer.
     async fn look_again(&self, missed: MissedChanges) {
         while self.read_missed(&missed).await.is_err() {
             sleep(LOOK_AGAIN).await;

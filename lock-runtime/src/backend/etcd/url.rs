@@ -22,7 +22,7 @@ const FORM: UrlForm = UrlForm {
 pub(crate) struct EtcdCluster {
     /// Host and port of each member.
     pub(crate) members: Vec<(String, u16)>,
-    /// What the name of each key begins with: a path without a slash at its end, or nothing.
+    /// What the name of each key begins with: a path without a trailing slash, or nothing.
     pub(crate) root: String,
     pub(crate) login: Option<EtcdLogin>,
     /// With the scheme `etcds`.

@@ -1,4 +1,4 @@
-//! All watches of a pool, on one stream. After a reconnect each goes on with the revision where it was.
+//! All watches of a pool, on one stream. After a reconnect, each continues from the revision that it had reached.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::backend::etcd::server_error::CallStatus;
 /// Receives what watches see. Methods never block.
 pub(crate) trait WatchSink: Send + Sync {
     fn keys_changed(&self, watch: i64, events: &[KeyEvent]);
-    /// The watch has ended without all changes: the server does not know them any more, or refuses to tell.
+    /// The watch has ended without all changes: the server no longer knows them, or refuses to report them.
     fn watch_ended(&self, watch: i64);
 }
 
@@ -159,10 +159,10 @@ impl WatchTask {
         }
         let status = CallStatus { code: 0, message: reason };
         if compacted == 0 && status.ends_connection() {
-            // The watch goes on at the next connection.
+            // The watch continues on the next connection.
             return Err(CallFailure::Refused(status));
         }
-        // Not after a cancellation that was asked for.
+        // Not after a cancellation that was requested.
         if self.watches.remove(&id).is_some() {
             self.sink.watch_ended(id);
         }

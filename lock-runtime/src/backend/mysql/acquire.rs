@@ -24,7 +24,7 @@ const ACQUIRED_TOGETHER: usize = 256;
 /// How many owners one transaction queues. Their rows are locked until its flush.
 const QUEUED_TOGETHER: usize = 32;
 
-/// The server rounds times to microseconds, and a timer to milliseconds.
+/// The server rounds times to microseconds, and a timer rounds them to milliseconds.
 const ROUNDING: Duration = Duration::from_millis(1);
 
 /// The row of a lease, as an answer has it.
@@ -47,7 +47,7 @@ impl LeaseRow {
 }
 
 impl MysqlBatch<'_> {
-    /// Tries the requests of `steps` in their order, until those took long. The others stay there.
+    /// Tries the requests of `steps` in order, until they have taken too long. The rest stay there.
     pub(super) async fn acquire(&mut self, steps: &mut AcquireSteps) {
         steps.begin();
         while let Some(step) = steps.next_step() {
@@ -84,11 +84,11 @@ impl MysqlBatch<'_> {
     }
 
     async fn acquire_several(&mut self, pending: PendingRequest<AcquireRequest, AcquireOutcome>) {
-        // A request of a caller that is gone is not sent. The ones before may have taken longer than its time.
+        // A request whose caller is gone is not sent. Earlier requests may have taken longer than the time limit of its caller.
         if pending.1.is_closed() {
             return;
         }
-        // One that failed before may have shown that a row is locked.
+        // An earlier failure may have shown that a row is locked.
         let free = self.without_locked(vec![pending], |request| &request.keys).await;
         for (request, reply) in free {
             let mut outcome = self.acquire_all(&request).await;
@@ -102,11 +102,11 @@ impl MysqlBatch<'_> {
         }
     }
 
-    /// Answers requests for free keys, and those that are not to be queued. Returns the requests to be sent again, and those
-    /// to be queued.
+    /// Answers requests for free keys, and requests that do not queue. Returns the requests to send again, and the requests to
+    /// queue.
     ///
-    /// The row is read after its lock. A release that commits in between may have reserved the key for the owner, for less than
-    /// the ttl: such a request is sent again, and its own statement then extends the row.
+    /// The row is read after it is locked. A release that commits in between may have reserved the key for the owner, for less
+    /// than the ttl. This request is sent again, and its own statement then extends the row.
     async fn acquire_free(&mut self, mut requests: Acquires) -> (Acquires, Acquires) {
         requests.retain(|(_, reply)| !reply.is_closed());
         if requests.is_empty() {
@@ -171,7 +171,7 @@ impl MysqlBatch<'_> {
         match self.add_rows(requests.iter().flat_map(|(request, _)| request.keys.iter())).await {
             Ok(()) => requests,
             Err(error) => {
-                // A row that is locked elsewhere fails the requests for it alone.
+                // A row that is locked elsewhere fails only the requests for it.
                 let others = self.others(requests, |request| &request.keys, error.clone()).await;
                 fail_all(others, &error);
                 Vec::new()
@@ -199,7 +199,7 @@ impl MysqlBatch<'_> {
         self.execute(&script, usize::MAX).await.map(drop).map_err(BackendError::before_sending)
     }
 
-    /// Queues the owners of keys that are held, and grants the others. Returns the requests to be sent again.
+    /// Queues the owners of keys that are held, and grants the others. Returns the requests to send again.
     async fn enqueue(&mut self, mut requests: Acquires) -> Acquires {
         requests.retain(|(_, reply)| !reply.is_closed());
         if requests.is_empty() {
@@ -229,7 +229,7 @@ impl MysqlBatch<'_> {
             answered.sets.iter().flatten().filter_map(|row| Some((row.number(0)?, row))).collect();
         for (number, (request, reply)) in (0_i64..).zip(requests) {
             let Some(row) = rows.remove(&number) else {
-                // The row of a lease may be gone since: then the key is free.
+                // The row of a lease may be gone by now: then the key is free.
                 let wait_mode = WaitMode::Watch { retry_after: Duration::ZERO };
                 answer(reply, Ok(AcquireOutcome::contended_until(None, wait_mode)));
                 continue;
@@ -278,8 +278,8 @@ impl MysqlBatch<'_> {
         (if is_told { granted.with_contended(contended) } else { granted }, was_queued)
     }
 
-    /// Owners that have found their keys free are no longer queued. A failure is no matter: the entries are removed by the
-    /// release, and are not served before.
+    /// Owners that have found their keys free are no longer queued. A failure does not matter: the release removes the entries,
+    /// and they are not served before that.
     async fn leave_queues(&mut self, places: &[(Key, Owner)]) {
         if places.is_empty() {
             return;
@@ -324,7 +324,7 @@ impl MysqlBatch<'_> {
             script.add(&statements.leave_queue, &values);
         }
         let answered = self.in_transaction(script).await?;
-        // After the keys that were locked.
+        // This set follows that of the locked keys.
         let row = answered.sets.get(1).and_then(|rows| rows.first()).ok_or_else(incomplete)?;
         Ok(match row.number(0) {
             Some(fence) => self.granted(request, fence, row.is_true(1)).0,
@@ -362,7 +362,7 @@ fn queued_outcome(expires_in: Option<Duration>, rank: i64) -> AcquireOutcome {
     let recheck = jitter::below(recheck_interval(rank));
     let retry_after = match expires_in {
         Some(expires_in) if rank == 0 => recheck.min(expires_in + ROUNDING),
-        // No owner holds the key: a transaction of a former one may have it pinned.
+        // No owner holds the key: a transaction of a former owner may have pinned it.
         None if rank == 0 => jitter::below(PINNED_RECHECK),
         _ => recheck,
     };
@@ -374,7 +374,7 @@ pub(super) fn recheck_interval(rank: i64) -> Duration {
     Duration::from_millis(if rank < 3 { 500 } else { 1_000 })
 }
 
-/// How many fences to reserve behind the one of the grant. None with pins: the fence of the holder is that of the row.
+/// How many fences to reserve after that of the grant. None with pins: the fence of the holder is that of the row.
 fn further(request: &AcquireRequest, pins: Pins) -> u32 {
     if request.fencing && pins == Pins::Off { request.extra_fences } else { 0 }
 }

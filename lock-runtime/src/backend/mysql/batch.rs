@@ -1,7 +1,7 @@
 //! The requests that a connection sends together.
 //!
-//! Statements cost a flush of the server's disk each, so all requests of a kind go in one. A script of statements is one packet, so a
-//! process that is paused keeps no row locked. All scripts lock rows in the order of their keys.
+//! Each statement costs a flush of the server's disk, so all requests of a kind go in one statement. A script of statements is
+//! one packet, so a process that is paused keeps no row locked. All scripts lock rows in the order of their keys.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(super) fn script_limit(limits: Limits) -> Duration {
     (2 * limits.request).max(SHORTEST)
 }
 
-/// How many rows one statement looks at for locks of other sessions.
+/// How many rows one statement checks for locks of other sessions.
 const LOOKED_TOGETHER: usize = 1_024;
 
 /// How many times a script that was rolled back is sent again.
@@ -45,9 +45,9 @@ pub(crate) struct MysqlBatch<'a> {
     pub(super) locked: &'a mut LockedRows,
     /// The named lock of this process's connection for upkeep, or nothing.
     pub(super) channel: String,
-    /// For the answer to one script.
+    /// The time limit for the answer to one script.
     limit: Duration,
-    /// Why the connection is of no further use.
+    /// Why the connection is no longer usable.
     broken: Option<BackendError>,
 }
 
@@ -61,7 +61,7 @@ impl<'a> MysqlBatch<'a> {
         Self { session, state, locked, channel: state.channel().clone(), limit, broken: None }
     }
 
-    /// Sends all requests and answers each, but for acquires that stay in `steps` to be sent with the next jobs.
+    /// Sends all requests and answers each, except acquires that stay in `steps` for the next jobs.
     pub(crate) async fn run(&mut self, jobs: Jobs, steps: &mut AcquireSteps) {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
@@ -86,7 +86,7 @@ impl<'a> MysqlBatch<'a> {
             self.are_held(reads).await;
         }
         for (key, reply) in inspections {
-            // The ones before may have taken longer than the time of its caller.
+            // Earlier requests may have taken longer than the time limit of its caller.
             if !reply.is_closed() {
                 let found = self.inspect(&key).await;
                 answer(reply, found);
@@ -106,7 +106,7 @@ impl<'a> MysqlBatch<'a> {
         }
     }
 
-    /// Runs statements of which each commits. A failure after the first `harmless` statements may follow a change.
+    /// Runs statements that each commit. A failure after the first `harmless` statements may follow a change.
     pub(super) async fn execute(
         &mut self,
         script: &SqlScript,
@@ -155,7 +155,7 @@ impl<'a> MysqlBatch<'a> {
         SqlScript::of(&statements.clock, &[]).then(&statements.begin, &[])
     }
 
-    /// The statements behind the one that failed were not run, so its transaction is still open.
+    /// The statements after the one that failed were not run, so its transaction is still open.
     async fn roll_back(&mut self) {
         if self.is_broken() {
             return;
@@ -170,8 +170,7 @@ impl<'a> MysqlBatch<'a> {
         sleep(jitter::below(Duration::from_millis(2) * repeats)).await;
     }
 
-    /// The server bounds each statement, so a connection without an answer for longer is of no use. Nothing more is sent
-    /// there.
+    /// The server bounds each statement, so a connection that gives no answer for longer is unusable. Nothing more is sent on it.
     async fn send(&mut self, script: &SqlScript) -> Result<ScriptAnswer, (BackendError, usize)> {
         if let Some(error) = &self.broken {
             return Err((error.clone().before_sending(), 0));
@@ -190,7 +189,7 @@ impl<'a> MysqlBatch<'a> {
         Err((error, done))
     }
 
-    /// Whether locks may still be kept by this connection. Another one is opened otherwise.
+    /// Whether this connection may still keep locks. Otherwise another one is opened.
     async fn check(&mut self) -> Result<(), BackendError> {
         if let Some(error) = &self.broken {
             return Err(error.clone().before_sending());
@@ -205,7 +204,7 @@ impl<'a> MysqlBatch<'a> {
         self.broken.is_some()
     }
 
-    /// Why the connection is of no further use.
+    /// Why the connection is no longer usable.
     pub(crate) fn take_broken(&mut self) -> Option<BackendError> {
         self.broken.take()
     }
@@ -237,8 +236,8 @@ impl<'a> MysqlBatch<'a> {
         }
     }
 
-    /// Whether the server has refused a statement for the column `info`: it may be missing, have another type, or other rights. No
-    /// lock depends on it. From now on the session leaves it out.
+    /// Whether the server has refused a statement for the column `info`: it may be missing, have another type, or other rights.
+    /// No lock depends on it. From now on the session leaves the column out.
     pub(super) fn leaves_info_out(&mut self, error: &BackendError) -> bool {
         let is_refused = self.session.info == InfoColumn::Named && is_about_info(error);
         if is_refused {
@@ -247,8 +246,8 @@ impl<'a> MysqlBatch<'a> {
         is_refused
     }
 
-    /// After a script that failed with `error`: fails the requests for rows that are locked, and returns the others to be sent
-    /// again. All fail if the reason is another one, but for the column `info`.
+    /// After a script that failed with `error`: fails the requests for rows that are locked, and returns the others to send
+    /// again. If the column `info` was the reason, returns all. For any other reason all fail.
     pub(super) async fn others<R, T>(
         &mut self,
         requests: Vec<PendingRequest<R, T>>,
@@ -260,7 +259,7 @@ impl<'a> MysqlBatch<'a> {
         }
         let is_locked = is_lock_timeout(&error);
         if !is_locked || requests.len() < 2 {
-            // A row may be the reason for silence, too. Its key is looked at before it is waited for again.
+            // A row may also be the reason for silence. Its key is looked at before a statement waits for it again.
             if is_locked || self.is_broken() {
                 self.remember_locked(requests.iter().flat_map(|(request, _)| keys(request)));
             }
@@ -272,7 +271,7 @@ impl<'a> MysqlBatch<'a> {
             Ok(locked) if !locked.is_empty() => {
                 fail_locked(requests, &locked, keys, LONG_TRANSACTIONS)
             }
-            // Unlocked since, or a lock of the table.
+            // Unlocked by now, or a lock of the table.
             _ => {
                 fail_all(requests, &error);
                 Vec::new()
@@ -300,7 +299,7 @@ impl<'a> MysqlBatch<'a> {
         Ok(locked)
     }
 
-    /// Which of the keys have a row that another transaction has locked. Waits for none.
+    /// Which of the keys have a row that another transaction has locked. Waits for no row.
     async fn locked_now(&mut self, mut asked: Vec<Key>) -> Result<HashSet<Key>, BackendError> {
         asked.sort_unstable();
         asked.dedup();

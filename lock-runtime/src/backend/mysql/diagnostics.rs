@@ -10,7 +10,7 @@ use crate::backend::mysql::server_error::read_only;
 use crate::backend::sql::tables::Pins;
 use crate::backend::{BackendError, FailureKind, Warning};
 
-/// What the server warns of, by its text and its remedy, in the order of the columns of `settings.sql`.
+/// What is warned of, by its text and its remedy, in the order of the columns of `settings.sql`.
 const FOUND: [(&str, &str); 2] = [
     (
         "MySQL answers before it flushes (`innodb_flush_log_at_trx_commit` is not 1), so a crash can free locks",
@@ -82,7 +82,7 @@ impl MysqlBatch<'_> {
         Ok(warnings)
     }
 
-    /// Whether the server has a primary. Not known without the right to ask.
+    /// Whether the server has a primary. Unknown without the right to ask.
     async fn replicates(&mut self) -> bool {
         for statement in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
             let script = SqlScript::verbatim(statement);

@@ -18,12 +18,12 @@ pub(crate) struct HeldGrants {
 struct HeldGrant {
     owner: Owner,
     until: Instant,
-    /// Whether its pool knows that others are queued.
+    /// Whether its pool knows that other owners are queued.
     is_contended: bool,
 }
 
 impl HeldGrants {
-    /// The owner holds the key until then.
+    /// The owner holds the key until this time.
     pub(crate) fn add(&mut self, key: &Key, owner: Owner, until: Instant, is_contended: bool) {
         let grants = self.by_key.entry(key.clone()).or_default();
         let Some(held) = grants.iter_mut().find(|held| held.owner == owner) else {
@@ -50,7 +50,7 @@ impl HeldGrants {
         }
     }
 
-    /// Whether the pool did not know yet that others are queued for this key.
+    /// Whether the pool did not know yet that other owners are queued for this key.
     pub(crate) fn contended(&mut self, key: &Key) -> bool {
         let before = self.quiet;
         let grants = self.by_key.get_mut(key).into_iter().flatten();
@@ -118,7 +118,7 @@ mod tests {
         assert!(held.has_quiet());
         held.remove(&quiet, one);
         assert!(!held.has_quiet());
-        // A repeated grant does not make it news again.
+        // A repeated grant is still known to be contended.
         held.add(&key, one, after(30), false);
         assert!(!held.has_quiet() && !held.contended(&key));
         held.add(&quiet, one, after(30), false);

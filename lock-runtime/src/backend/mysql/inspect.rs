@@ -35,7 +35,7 @@ impl MysqlBatch<'_> {
                     owner,
                     row.number(2).unwrap_or_default(),
                     row.number(3).unwrap_or_default(),
-                    // The last column is there with the one of the table.
+                    // The last column is there if the table has its column for it.
                     row.bytes(5),
                 ),
                 _ => found.add_waiter(owner, row.number(4).unwrap_or_default()),
@@ -44,7 +44,7 @@ impl MysqlBatch<'_> {
         Ok(found.into_inspection())
     }
 
-    /// A page of keys, from `from` on.
+    /// A page of keys, starting at `from`.
     pub(super) async fn list(&mut self, from: &[u8]) -> Result<Vec<ListedRow>, BackendError> {
         let most = i64::try_from(PAGE).unwrap_or(i64::MAX);
         let values = [("from", Literal::Bytes(from)), ("most", Literal::Number(most))];

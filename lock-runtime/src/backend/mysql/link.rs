@@ -29,7 +29,7 @@ const RENEWALS: usize = 1_024;
 /// Between two checks of a connection and of its server.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
-/// Connects. From the first success on, the connection is opened again when it ends.
+/// Connects. After the first success, the connection is reopened whenever it ends.
 pub(crate) async fn connect(
     state: &Arc<MysqlPoolState>,
     purpose: Purpose,
@@ -134,7 +134,7 @@ impl MysqlLink {
             }
             let now = state.clock.now();
             if now >= check_at {
-                // A connection may have ended in silence, and its server may have become a replica.
+                // A connection may have ended silently, and its server may have become a replica.
                 jobs.push(StoreJob::Probe(oneshot::channel().0));
                 check_at = now + CHECK_EVERY;
                 state.watch_list().prune(now);
@@ -170,7 +170,7 @@ impl MysqlLink {
         interval.map(|interval| self.looks.due(interval))
     }
 
-    /// Opens the connection again. Meanwhile requests fail at once. `None` if the pool is closed.
+    /// Opens the connection again. Meanwhile requests fail immediately. `None` if the pool is closed.
     async fn reopen(
         &mut self,
         backoff: &mut Backoff,

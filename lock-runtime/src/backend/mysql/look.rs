@@ -30,7 +30,7 @@ impl Looks {
         self.last + interval.max(self.took)
     }
 
-    /// Looks at everything that this process waits for. A failure is no matter: the next look finds the same.
+    /// Looks at everything that this process waits for. A failure does not matter: the next look finds the same.
     pub(super) async fn run(&mut self, batch: &mut MysqlBatch<'_>) {
         let began = batch.now();
         let (places, looks_at_held) = {

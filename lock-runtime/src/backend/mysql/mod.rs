@@ -12,25 +12,25 @@
 //!                            └ none in time: the row expires, and the next acquire has it
 //! ```
 //!
-//! 1. **A lease, not a session lock.** `GET_LOCK` ends when the server thinks that the connection has, which can be before
-//!    its holder knows. A row has an end that the holder knows too.
+//! 1. **A lease, not a session lock.** A lock of `GET_LOCK` ends when the server considers the connection ended, which can be
+//!    before its holder knows. A row has an end that the holder knows too.
 //! 2. **Only the server's clock**, at the start of a script. A script that has waited for a row computes with a time that
-//!    is too early: a grant is then shorter than its row, and an expired lease counts as held.
+//!    is too early. A grant is then shorter than its row, and an expired lease counts as held.
 //! 3. **A fence is the server's clock in microseconds, or one more than the last fence of the row**, whichever is greater. So it
 //!    grows past deleted rows, restarts and failovers, and no counter is shared between keys.
 //! 4. **One packet for a transition of a batch.** A commit costs a flush of the disk, and 64 keys cost about as much as one. No
 //!    transaction waits for this process: one that is paused keeps no row locked.
-//! 5. **Rows are locked in the order of their keys**, by the primary key alone, with READ COMMITTED. So no two scripts wait for
-//!    each other in a circle. A deadlock with statements of others is repeated here.
+//! 5. **Rows are locked in the order of their keys**, only by the primary key, with READ COMMITTED. So no two scripts wait for
+//!    each other in a circle. After a deadlock with statements of others, a script is repeated.
 //! 6. **Two connections.** Acquires and releases share one, in order: a release that undoes an acquire cannot overtake
 //!    it. After an acquire that took long, as for a locked row, releases of other owners go first. Renewals have the other
-//!    connection, so that no acquire delays them. Each holds a named lock of its own. A lost one is found by its name and
+//!    connection, so that no acquire delays them. Each holds a named lock of its own. A lost connection is found by that name and
 //!    killed before its successor is used.
 //! 7. **Looks.** The server sends no notifications. While this process waits, one statement looks at all that it waits for.
 //!
-//! The files from bottom to top: `url`, `script`, `packet`, `schema` with the statements, `server_error`, `encryption`, `session` (one connection),
-//! `watch_list`, `pool_state`, `batch` with `acquire`, `release`, `renew` and `look` (requests as scripts), `sweep`, `link`
-//! (a connection that is opened again).
+//! The files from bottom to top: `url`, `script`, `packet`, `schema` with the statements, `server_error`, `encryption`, `session`
+//! (one connection), `watch_list`, `pool_state`, `batch` with `acquire`, `release`, `renew` and `look` (requests as scripts),
+//! `sweep`, `link` (a connection that is opened again).
 
 mod acquire;
 mod batch;
@@ -99,7 +99,7 @@ async fn connect(
     let events = QueueEvents::new(unclaimed);
     let fences = FenceTable::of(SqlDialect::MySql, connector.database.names());
     let state = Arc::new(MysqlPoolState::new(connector, events.clone(), config.clock));
-    // First the channel: grants from the first acquire on name it.
+    // The channel comes first: grants name it from the first acquire on.
     let upkeep = link::connect(&state, Purpose::Upkeep).await?;
     let claims = link::connect(&state, Purpose::Claims).await?;
     Ok(SqlStore::new(events, claims, upkeep, found, config.request_timeout).with_pins(fences))

@@ -1,15 +1,16 @@
 //! How much fits into one packet.
 
-/// The shortest limit of packets that servers can have.
+/// The smallest packet limit that servers can have.
 pub(crate) const SHORTEST_PACKET: usize = 1_024;
 
-/// The most that a key takes in a list of keys and in one of leases, in hexadecimal digits, with room for a third list.
+/// The most bytes that a key takes in a list of keys and in one of leases, in hexadecimal digits. It leaves room for a third
+/// list.
 pub(crate) const BYTES_IN_LISTS: usize = 4 << 10;
 
-/// The most that a transition of one key takes: its statements name the key up to sixteen times.
+/// The most bytes that a transition of one key takes: its statements name the key up to sixteen times.
 pub(crate) const BYTES_OF_TRANSITION: usize = 24 << 10;
 
-/// Splits `requests` so that those of one part have at most `most` keys, or are a single one. Their order stays.
+/// Splits `requests` so that each part has at most `most` keys, or is a single request. The order is kept.
 pub(crate) fn by_count_of_keys<T>(
     requests: Vec<T>,
     keys: impl Fn(&T) -> usize,

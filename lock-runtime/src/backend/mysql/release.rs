@@ -64,7 +64,7 @@ impl MysqlBatch<'_> {
         Ok(())
     }
 
-    /// Ends what has no wait queue, and adds the keys for which that was done.
+    /// Ends leases without a wait queue, and adds their keys.
     async fn free(&mut self, requests: &Releases, ends: &mut Ends) -> Result<(), BackendError> {
         let is_plain = |request: &ReleaseRequest| {
             request.free_after.is_zero()
@@ -174,7 +174,7 @@ impl MysqlBatch<'_> {
         }
     }
 
-    /// After a failure: what has ended is answered, and what is to be sent again is returned.
+    /// After a failure: answers what has ended, and returns what has to be sent again.
     async fn answer_failed(
         &mut self,
         requests: Releases,
@@ -201,7 +201,7 @@ impl MysqlBatch<'_> {
     }
 }
 
-/// The next owner of the process. Not for several keys, and not after a barging window.
+/// The next owner of the process. `None` for several keys, and after a barging window.
 fn successor(request: &ReleaseRequest) -> Option<&Successor> {
     let is_single = request.lease.keys.len() == 1 && request.barging_window.is_zero();
     request.successor.as_ref().filter(|_| is_single)

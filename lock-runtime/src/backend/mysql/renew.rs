@@ -23,18 +23,18 @@ const TOGETHER: usize = 1_024;
 /// A lease by its owner and keys.
 type RenewedLease = (Owner, Arc<[Key]>);
 
-/// What is known of leases that are renewed.
+/// What is known about leases that are renewed.
 #[derive(Default)]
 struct Renewed {
     held: HashSet<RenewedLease>,
-    /// The owner's, and locked by another session for the whole time.
+    /// Held by the owner, with rows that another session kept locked for the whole time.
     locked: HashSet<RenewedLease>,
 }
 
 impl MysqlBatch<'_> {
     pub(super) async fn renew(&mut self, renewals: Renewals) {
         let together = self.session.parts(TOGETHER, BYTES_IN_LISTS);
-        // One time for all parts: the callers wait for the last one.
+        // One time limit for all parts: the callers wait for the last part.
         let deadline = self.now() + self.state.connector.limits.request / 4;
         for renewals in by_count_of_keys(renewals, |(lease, _)| lease.keys.len(), together) {
             let leases = distinct(renewals.iter().map(|(lease, _)| lease));
@@ -57,7 +57,7 @@ impl MysqlBatch<'_> {
         }
     }
 
-    /// Renews what no transaction has locked, so that a lock delays no other renewal. Looks for the rest a few times.
+    /// Renews what no transaction has locked, so that a lock delays no other renewal. Tries the rest again until `deadline`.
     async fn renew_together(
         &mut self,
         leases: Vec<&LeaseRef>,
@@ -163,7 +163,7 @@ impl MysqlBatch<'_> {
         Ok(())
     }
 
-    /// Which keys are their owner's, as keys with owners.
+    /// Which keys are held by their owner, as keys with owners.
     async fn held(&mut self, leases: &[&LeaseRef]) -> Result<HashSet<Vec<u8>>, BackendError> {
         let (keys, pairs) = lists(leases);
         let values = [("keys", keys.as_literal()), ("leases", pairs.as_literal())];
@@ -175,7 +175,7 @@ impl MysqlBatch<'_> {
         Ok(answered.sets.iter().flatten().filter_map(pair).collect())
     }
 
-    /// Reads which leases are held by one statement. Renewals that arrive meanwhile do not wait for one statement after the other.
+    /// Reads by one statement which leases are held. Renewals that arrive meanwhile do not wait for several statements.
     pub(super) async fn are_held(&mut self, reads: Reads) {
         let leases: Vec<_> = reads.iter().map(|(lease, _)| lease).collect();
         let held = self.held(&leases).await;

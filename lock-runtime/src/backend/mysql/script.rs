@@ -13,7 +13,7 @@ pub(crate) struct Template(Vec<Piece>);
 #[derive(Debug)]
 struct Piece {
     text: String,
-    /// The name of the value behind the text.
+    /// The name of the value that follows the text.
     gap: Option<String>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Literal<'a> {
     Text(&'a str),
 }
 
-/// Statements that are sent together. The server runs them one after the other, up to the first that fails.
+/// Statements that are sent together. The server runs them in order, up to the first that fails.
 #[derive(Debug, Default)]
 pub(crate) struct SqlScript(String);
 
@@ -56,7 +56,7 @@ impl SqlScript {
         Self(statement.to_owned())
     }
 
-    /// The script with another statement behind.
+    /// The script with another statement appended.
     #[must_use]
     pub(crate) fn then(mut self, template: &Template, values: &[(&str, Literal<'_>)]) -> Self {
         self.add(template, values);
@@ -84,7 +84,7 @@ impl SqlScript {
     }
 }
 
-/// Writes `parts`, one behind the other, as one literal of bytes.
+/// Writes `parts`, one after another, as one literal of bytes.
 pub(crate) fn push_bytes(text: &mut String, parts: &[&[u8]]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     text.push_str("x'");
@@ -95,7 +95,7 @@ pub(crate) fn push_bytes(text: &mut String, parts: &[&[u8]]) {
     text.push('\'');
 }
 
-/// Literals of bytes with commas between.
+/// Literals of bytes, separated by commas.
 #[derive(Debug, Default)]
 pub(crate) struct ByteList(String);
 
@@ -109,7 +109,7 @@ impl ByteList {
         list
     }
 
-    /// Adds `parts`, one behind the other, as one literal.
+    /// Adds `parts`, one after another, as one literal.
     pub(crate) fn push(&mut self, parts: &[&[u8]]) {
         if !self.0.is_empty() {
             self.0.push(',');
@@ -118,7 +118,7 @@ impl ByteList {
     }
 
     pub(crate) fn as_literal(&self) -> Literal<'_> {
-        // A list without elements is no SQL.
+        // A list without elements is not valid SQL.
         Literal::Text(if self.0.is_empty() { "NULL" } else { &self.0 })
     }
 }

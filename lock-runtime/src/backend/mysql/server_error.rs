@@ -42,7 +42,7 @@ pub(crate) fn connect_failure(server: &str, error: Error) -> BackendError {
         .because(error)
 }
 
-/// Whether a table may not exist, or is none of this version. Without rights on it a user does not learn which.
+/// Whether a table may be missing, or is not of this version. Without rights on it a user does not learn which.
 pub(crate) fn is_about_tables(error: &Error) -> bool {
     matches!(error, Error::Server(answer) if TABLES.contains(&answer.code) || answer.code == 1142)
 }
@@ -62,7 +62,7 @@ pub(crate) fn too_long(longest: usize) -> BackendError {
 
 /// Whether a row or table was locked elsewhere for too long, so that the statement had no effect.
 pub(crate) fn is_lock_timeout(error: &BackendError) -> bool {
-    // Also the server's limit for a statement, which only a wait takes so long.
+    // Also the server's limit for a statement: only a wait takes that long.
     code(error).is_some_and(|code| LOCK_TIMEOUTS.contains(&code))
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn is_rolled_back(error: &BackendError) -> bool {
 /// What may be wrong with the column `info` where the message does not name it: its type, a check, a trigger.
 const OF_A_COLUMN: [u16; 5] = [1416, 1644, 3144, 3819, 4025];
 
-/// Whether the server refuses a statement for the column `info`, which its message names as a rule.
+/// Whether the server refuses a statement for the column `info`, which its message usually names.
 pub(crate) fn is_about_info(error: &BackendError) -> bool {
     let names_it = |answer: &ServerError| {
         OF_A_COLUMN.contains(&answer.code)
@@ -84,7 +84,7 @@ pub(crate) fn is_about_info(error: &BackendError) -> bool {
         && matches!(error.cause::<Error>(), Some(Error::Server(answer)) if names_it(answer))
 }
 
-/// Whether the connection is of no further use.
+/// Whether the connection is no longer usable.
 pub(crate) fn ends_connection(error: &BackendError) -> bool {
     match code(error) {
         Some(code) => code == LONG_PACKET || ENDED.contains(&code) || READ_ONLY.contains(&code),
@@ -114,9 +114,10 @@ const ROLLED_BACK: [u16; 3] = [1213, 3101, 1020];
 const LOCK_TIMEOUTS: [u16; 4] = [1205, 1969, 3024, 1317];
 /// A primary that has become a replica: another server of the URL may be the primary by now.
 const READ_ONLY: [u16; 5] = [1047, 1290, 1792, 1836, 1874];
-/// A global read lock, a lock table that is full, a table that was altered, a server that starts, a commit that its group refuses.
+/// A global read lock, a lock table that is full, a table that was altered, a server that starts, a commit that its group
+/// refuses.
 const PASSING: [u16; 6] = [1206, 1223, 1412, 1615, 3100, 3168];
-/// The server ends the connection, too.
+/// The server also ends the connection.
 const LONG_PACKET: u16 = 1153;
 const TABLES: [u16; 2] = [1146, 1054];
 /// Shut down, killed, idle for too long, or cut.
@@ -192,7 +193,7 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
             "cannot log the statement",
             "set `binlog_format` to ROW or MIXED: locks need the isolation level READ COMMITTED",
         ),
-        // It may have been committed before.
+        // The statement may have been committed before the error.
         1030 | 1180 | 1105 => {
             (MaybeApplied, "has failed", "see the server's log for the statement")
         }

@@ -34,16 +34,16 @@ pub(crate) struct MysqlConnector {
     pub(crate) limits: Limits,
     /// The position of the server that was connected last.
     pub(crate) last: AtomicUsize,
-    /// That server, as [`MysqlSessionIdentity::server`] names it: a name may lead to another one meanwhile.
+    /// That server, as [`MysqlSessionIdentity::server`] names it: a name may lead to another server by now.
     pub(crate) last_server: Mutex<String>,
 }
 
-/// An open connection. Dropping it closes the connection after what the server still sends, by a task of its own. So a
-/// statement may run on after the drop, until [`end_session`](Self::end_session) of the next connection.
+/// An open connection. Dropping it closes the connection after what the server still sends, in a task of its own. So a statement
+/// may run on after the drop, until [`end_session`](Self::end_session) of the next connection.
 pub(crate) struct MysqlSession {
     conn: Conn,
     pub(crate) identity: MysqlSessionIdentity,
-    /// Whether statements name the column `info`. Not any more once the server has refused one for it.
+    /// Whether statements name the column `info`. No longer, once the server has refused a statement because of it.
     pub(super) info: InfoColumn,
     /// The position of its server in the URL.
     host: usize,
@@ -51,11 +51,11 @@ pub(crate) struct MysqlSession {
     longest: usize,
 }
 
-/// By what another session finds this one.
+/// How another session finds this one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MysqlSessionIdentity {
-    /// A named lock of the server that the connection holds until it ends, or nothing if the server has none. Other
-    /// sessions find by it whether this one lives. It starts with [`server`](Self::server).
+    /// A named lock of the server that the connection holds until it ends, or nothing if the server has none. By it,
+    /// other sessions learn whether this one is alive. It starts with [`server`](Self::server).
     pub(crate) name: String,
     /// The start of such names on the same server.
     pub(crate) server: String,
@@ -141,7 +141,7 @@ impl MysqlConnector {
         Ok(session)
     }
 
-    /// Logs in. Where the name of the host has several addresses, one without an answer is not waited for.
+    /// Logs in. Where the host name has several addresses, one without an answer does not delay the others.
     async fn log_in(&self, host: &MysqlHost, server: &str) -> Result<Conn, BackendError> {
         let options = self.options(host).await?;
         let connected =
@@ -214,8 +214,8 @@ impl MysqlSession {
         Ok(())
     }
 
-    /// Checks that the server answers, still accepts writes, and is the one that was connected last: a user with all rights
-    /// may write to a replica too, and both connections of a pool belong on one server.
+    /// Checks that the server answers, still accepts writes, and is the one that was connected last. A user with all rights may
+    /// write to a replica too, and both connections of a pool belong on one server.
     pub(crate) async fn check(&mut self, connector: &MysqlConnector) -> Result<(), BackendError> {
         let script = SqlScript::of(&connector.statements.introduction, &[]);
         let answer = self.run(&script).await.map_err(|(error, _)| failure(error))?;
@@ -239,7 +239,7 @@ impl MysqlSession {
         (script.text().len() >= self.longest).then(|| too_long(self.longest))
     }
 
-    /// Runs all statements of `script`. With an error comes how many statements were run before.
+    /// Runs all statements of `script`. An error comes with the number of statements that were run before it.
     pub(crate) async fn run(&mut self, script: &SqlScript) -> Result<ScriptAnswer, (Error, usize)> {
         let mut answer = ScriptAnswer::default();
         let mut result = self.conn.query_iter(script.text()).await.map_err(|error| (error, 0))?;
@@ -253,12 +253,12 @@ impl MysqlSession {
                 answer.sets.push(rows.into_iter().map(|row| Fields(row.unwrap())).collect());
             }
         }
-        // The error of a statement behind the first.
+        // The error of a statement after the first.
         result.drop_result().await.map_err(|error| (error, answer.done))?;
         Ok(answer)
     }
 
-    /// Closes the connection in order. A server that is frozen takes no part in it.
+    /// Closes the connection cleanly. For a frozen server there is a time limit.
     pub(crate) async fn close(self) {
         const LIMIT: Duration = Duration::from_millis(500);
         let _ = timeout(LIMIT, self.conn.disconnect()).await;
@@ -279,7 +279,7 @@ impl MysqlSession {
     }
 
     /// Ends the session `lost`, if it still runs. A statement that was sent there can then no longer grant anything after a
-    /// release that is sent here. A server that refuses that has `patience` to end the session by itself: the statements of a
+    /// release that is sent here. A server that refuses this has `patience` to end the session on its own: the statements of a
     /// script are bounded there.
     pub(crate) async fn end_session(
         &mut self,
@@ -292,7 +292,7 @@ impl MysqlSession {
         while let Some(number) = self.running(lost).await.map_err(failure)? {
             match self.conn.query_drop(format!("KILL {number}")).await {
                 Ok(()) => {}
-                // It has ended meanwhile, or belongs to a user from other credentials.
+                // It has ended meanwhile, or belongs to the user of other credentials.
                 Err(Error::Server(_)) if clock.now().since(began) < patience => {}
                 Err(Error::Server(_)) => return Ok(()),
                 Err(error) => return Err(failure(error)),
@@ -307,7 +307,7 @@ impl MysqlSession {
         if !lost.name.is_empty() {
             return self.number(&format!("SELECT IS_USED_LOCK('{}')", lost.name)).await;
         }
-        // Numbers begin anew with the server's start, and users without rights see sessions of their own alone.
+        // Numbers start over with the server, and users without rights see only their own sessions.
         if lost.server != self.identity.server || lost.number >= self.identity.number {
             return Ok(None);
         }
@@ -356,7 +356,7 @@ fn name_of(host: &MysqlHost) -> String {
     format!("{}:{}", host.name, host.port)
 }
 
-/// The failure of a request whose answer is none of this store's statements.
+/// The failure of a request whose answer does not match this store's statements.
 #[cold]
 pub(crate) fn unexpected() -> BackendError {
     BackendError::new(FailureKind::MaybeApplied, "MySQL has answered in an unexpected form")

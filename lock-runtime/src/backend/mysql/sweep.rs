@@ -41,7 +41,7 @@ impl RowSweep {
         self.due
     }
 
-    /// Sweeps the next part. A failure is no matter: the next walk finds the same rows.
+    /// Sweeps the next part. A failure does not matter: the next walk finds the same rows.
     pub(super) async fn run(&mut self, batch: &mut MysqlBatch<'_>) {
         let last = self.part(batch).await;
         let pause = match &last {

@@ -186,7 +186,7 @@ impl MysqlUrl {
 
 fn is_encrypted(mode: &str) -> Result<bool, LockError> {
     match &*mode.to_ascii_lowercase().replace('-', "_") {
-        // All are verified, the name too.
+        // All certificates are verified, including the name.
         "required" | "require" | "verify_ca" | "verify_identity" | "verify_full" => Ok(true),
         "disabled" | "disable" => Ok(false),
         "preferred" | "prefer" | "allow" => {

@@ -16,7 +16,7 @@ pub(crate) type Place = (Key, Owner);
 #[derive(Debug, Default)]
 pub(crate) struct WatchList {
     queued: HashMap<Place, QueuedOwner>,
-    /// Owners with an entry that names a connection that has ended, and when it was left. A grant removes the entry.
+    /// Owners whose entry names a connection that has ended, and when the entry was left. A grant removes the entry.
     left: HashMap<Place, Instant>,
     held: HeldGrants,
     /// When grants that are over were last forgotten.
@@ -36,16 +36,16 @@ struct QueuedOwner {
 /// What a look has found about a queued owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// The key is its own.
+    /// The owner holds the key.
     Granted,
-    /// It is in the queue behind `rank` others. The key is free, or is in this time, if known.
+    /// It is in the queue behind `rank` others. The key is free, or will be after `free_in`, if known.
     Queued { rank: i64, free_in: Option<Duration> },
     /// It is in no queue.
     Missing,
 }
 
 impl WatchList {
-    /// How long an entry in the queue is fresh: a request in this time does not need to enter the queue again.
+    /// How long an entry in the queue is fresh: a request within this time does not need to enter the queue again.
     const FRESH: Duration = Duration::from_secs(4);
     /// A queued owner without a request for this long has been given up.
     const FORGOTTEN: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ impl WatchList {
     const PRUNED_EVERY: Duration = Duration::from_secs(1);
     /// How long a pool has for a request before it is told again.
     const REMINDER: Duration = Duration::from_millis(200);
-    /// Between two looks for an owner at the head of a queue or behind it, for one further behind, and for a holder.
+    /// The time between two looks: for an owner at the head of a queue or behind it, for one further behind, and for a holder.
     const AT_HEAD: Duration = Duration::from_millis(20);
     const BEHIND: Duration = Duration::from_millis(100);
     const HOLDING: Duration = Duration::from_millis(100);
@@ -72,7 +72,7 @@ impl WatchList {
         (now.since(entry.seen) < Self::FRESH).then_some(entry.rank)
     }
 
-    /// The owner holds the key until then. Returns whether it was queued.
+    /// The owner holds the key until this time. Returns whether it was queued.
     pub(crate) fn granted(
         &mut self,
         key: &Key,
@@ -99,7 +99,7 @@ impl WatchList {
         self.held.renewed(key, owner, until);
     }
 
-    /// Whether its pool did not know yet that others are queued for this key.
+    /// Whether its pool did not know yet that other owners are queued for this key.
     pub(crate) fn contended(&mut self, key: &Key) -> bool {
         self.held.contended(key)
     }
@@ -127,7 +127,7 @@ impl WatchList {
         self.queued.keys().cloned().collect()
     }
 
-    /// Forgets grants that are over, now and then.
+    /// Occasionally forgets grants that are over.
     pub(crate) fn prune(&mut self, now: Instant) {
         if self.pruned.is_none_or(|pruned| now.since(pruned) >= Self::PRUNED_EVERY) {
             self.pruned = Some(now);
@@ -136,13 +136,13 @@ impl WatchList {
         }
     }
 
-    /// Whether a pool is to learn of owners that queue for a key that it holds.
+    /// Whether a pool needs to learn of owners that queue for a key that it holds.
     pub(crate) fn looks_at_held(&self) -> bool {
         self.held.has_quiet()
     }
 
-    /// Records what a look has found. Returns in what time the owner may request the key, if its pool is to be told: zero
-    /// for a grant.
+    /// Records what a look has found. If its pool has to be told, returns after what time the owner may request the key: zero for
+    /// a grant.
     pub(crate) fn found(&mut self, place: &Place, found: Found, now: Instant) -> Option<Duration> {
         /// Not granted yet.
         const AT_ONCE: Duration = Duration::from_millis(1);

@@ -28,13 +28,13 @@ struct AcquireRow {
 }
 
 impl Batch<'_> {
-    /// Tries the requests of `steps` in their order, until those took long. The others stay there.
+    /// Tries the requests of `steps` in order, until they have taken too long. The rest stay there.
     pub(super) async fn acquire(&self, steps: &mut AcquireSteps) {
         steps.begin();
         while let Some(step) = steps.next_step() {
             match step {
                 AcquireStep::Single(requests) => self.acquire_single(requests).await,
-                // A request of a caller that is gone is not sent.
+                // A request whose caller is gone is not sent.
                 AcquireStep::Several((_, reply)) if reply.is_closed() => {}
                 AcquireStep::Several(pending) => self.acquire_several(pending).await,
             }
@@ -85,7 +85,7 @@ impl Batch<'_> {
             ((&columns.keys as _, Type::BYTEA_ARRAY), columns.parameters(self.channel()));
         match self.in_transaction(keys, &self.statements.enqueue, &parameters).await {
             Ok(rows) => {
-                // The row of a lease may be gone since: then the key is free.
+                // The row of a lease may be gone by now: then the key is free.
                 for (_, reply) in self.answer(requests, &rows, |_, _| false) {
                     let wait_mode = WaitMode::Watch { retry_after: Duration::ZERO };
                     answer(reply, Ok(AcquireOutcome::contended_until(None, wait_mode)));
@@ -129,7 +129,7 @@ impl Batch<'_> {
         let recheck = jitter::below(self.recheck_interval(rank));
         let retry_after = match answer.expires_in {
             Some(expires_in) if rank == 0 => recheck.min(expires_in + ROUNDING),
-            // No owner holds the key: a transaction of a former one may have it pinned.
+            // No owner holds the key: a transaction of a former owner may have pinned it.
             None if rank == 0 => jitter::below(PINNED_RECHECK),
             _ => recheck,
         };
@@ -144,8 +144,8 @@ impl Batch<'_> {
         if contended || self.is_notified() { granted.with_contended(contended) } else { granted }
     }
 
-    /// How long a queued owner waits for a notification before it requests the key again. Also how often an owner at the
-    /// head looks that gets no notifications.
+    /// How long a queued owner waits for a notification before it requests the key again. Without notifications, this is how
+    /// often the owner looks.
     pub(super) fn recheck_interval(&self, rank: i64) -> Duration {
         Duration::from_millis(match (self.is_notified(), rank) {
             (true, ..3) => 500,
@@ -204,7 +204,7 @@ impl Batch<'_> {
     }
 }
 
-/// The server rounds times to microseconds, and a timer to milliseconds.
+/// The server rounds times to microseconds, and a timer rounds them to milliseconds.
 const ROUNDING: Duration = Duration::from_millis(1);
 
 /// The requests as arrays, one element for each.
@@ -257,7 +257,7 @@ fn keys_of(request: &AcquireRequest) -> &[Key] {
     &request.keys
 }
 
-/// How many fences to reserve behind the one of the grant. None with pins: the fence of the holder is that of the row.
+/// How many fences to reserve after that of the grant. None with pins: the fence of the holder is that of the row.
 fn further(request: &AcquireRequest, pins: Pins) -> u32 {
     if request.fencing && pins == Pins::Off { request.extra_fences } else { 0 }
 }

@@ -1,8 +1,8 @@
 //! The requests that a connection sends together.
 //!
-//! Statements cost a flush of the server's disk each, so all requests of a kind go in one statement. A statement changes the row of
-//! a key once at most, so requests for one key go in different statements. All statements lock rows in the order of
-//! their keys: no two wait for each other in a circle.
+//! Each statement costs a flush of the server's disk, so all requests of a kind go in one statement. A statement changes the row
+//! of a key at most once, so requests for one key go in different statements. All statements lock rows in the order of their
+//! keys: no two wait for each other in a circle.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -31,7 +31,7 @@ pub(crate) struct Batch<'a> {
     /// The channel on which this process receives notifications, or nothing.
     pub(super) channel: String,
     pub(super) clock: Clock,
-    /// For the answer to one statement.
+    /// The time limit for the answer to one statement.
     limit: Duration,
     silent: AtomicBool,
 }
@@ -50,7 +50,7 @@ impl<'a> Batch<'a> {
         Self { session, server, statements, events, channel, clock, limit, silent }
     }
 
-    /// Sends all requests and answers each, but for acquires that stay in `steps` to be sent with the next jobs.
+    /// Sends all requests and answers each, except acquires that stay in `steps` for the next jobs.
     pub(crate) async fn run(&self, jobs: Jobs, steps: &mut AcquireSteps) {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
@@ -73,7 +73,7 @@ impl<'a> Batch<'a> {
             self.are_held(reads).await;
         }
         for (key, reply) in inspections {
-            // The ones before may have taken longer than the time of its caller.
+            // Earlier requests may have taken longer than the time limit of its caller.
             if !reply.is_closed() {
                 answer(reply, self.inspect(&key).await);
             }
@@ -114,8 +114,8 @@ impl<'a> Batch<'a> {
         self.with_or_without_info(Some(keys), statement, parameters).await
     }
 
-    /// Runs `statement`, and without the column `info` if the server refuses it: that column may be missing, or have another type or
-    /// other rights. No lock depends on it. The session goes on without it.
+    /// Runs `statement`, and again without the column `info` if the server refuses it because of that column. The column may be
+    /// missing, or have another type or other rights. No lock depends on it. The session continues without it.
     async fn with_or_without_info(
         &self,
         keys: Option<Parameter<'_>>,
@@ -154,7 +154,7 @@ impl<'a> Batch<'a> {
         self.in_time(self.session.run(statement, prepared.as_ref(), parameters)).await
     }
 
-    /// The statement in its prepared form, where the session keeps one.
+    /// The prepared form of the statement, where the session keeps one.
     async fn prepared(
         &self,
         statement: &Sql,
@@ -165,8 +165,8 @@ impl<'a> Batch<'a> {
         prepared.map_err(BackendError::before_sending)
     }
 
-    /// As [`in_transaction`](Self::in_transaction), or without locks of its own. All in one write, because no part depends on an
-    /// answer.
+    /// Like [`in_transaction`](Self::in_transaction), or without locks of its own. All parts go in one write, because none
+    /// depends on an answer.
     async fn transaction(
         &self,
         keys: Option<Parameter<'_>>,
@@ -199,7 +199,7 @@ impl<'a> Batch<'a> {
         };
         let (began, locked, rows, committed) = self.in_time(answers).await?;
         if let Err(error) = began {
-            // Outside of a transaction the statement has committed by itself.
+            // Outside a transaction, the statement has committed on its own.
             let error = failure(error);
             return Err(if rows.is_ok() { error.after_a_part() } else { error });
         }
@@ -209,8 +209,7 @@ impl<'a> Batch<'a> {
         Ok(rows)
     }
 
-    /// The server bounds each statement, so a connection without an answer for longer is of no use. Nothing more is sent
-    /// there.
+    /// The server bounds each statement, so a connection that gives no answer for longer is unusable. Nothing more is sent on it.
     async fn in_time<T>(
         &self,
         answer: impl Future<Output = Result<T, Error>>,

@@ -59,8 +59,8 @@ impl Batch<'_> {
         }
     }
 
-    /// After a statement that failed with `error`: the requests that have failed with it. The others of them go to `parts` again, if
-    /// locked rows were the reason.
+    /// After a statement that failed with `error`: returns the requests that fail with it. If locked rows were the reason, the
+    /// others go to `parts` again.
     pub(super) async fn blocked<R, T>(
         &self,
         requests: JobRequests<R, T>,
@@ -79,7 +79,7 @@ impl Batch<'_> {
         }
         let Ok(locked) = self.locked_of(asked).await else { return requests };
         if locked.is_empty() {
-            // Unlocked since, or a lock that is not one of a row that can be seen.
+            // Unlocked by now, or the lock is not that of a row that can be seen.
             parts.add_one_by_one(requests);
             return Vec::new();
         }
@@ -89,8 +89,8 @@ impl Batch<'_> {
         blocked
     }
 
-    /// For some seconds the rows of these keys are looked at before the next requests. Then one of them waits again, because
-    /// a row of a hot key is locked most of the time by commits in turn.
+    /// For some seconds the rows of these keys are looked at before the next requests. Then a request waits again, because
+    /// commits in turn keep a row of a hot key locked most of the time.
     pub(super) fn remember_locked(&self, keys: impl IntoIterator<Item = Key>) {
         let (mut known, now) = (self.session.locked_rows(), self.clock.now());
         for key in keys {
@@ -112,7 +112,7 @@ impl Batch<'_> {
         Ok(locked)
     }
 
-    /// Which of the keys have a row that another transaction has locked. Waits for none.
+    /// Which of the keys have a row that another transaction has locked. Waits for no row.
     async fn locked_now(&self, asked: HashSet<Key>) -> Result<HashSet<Key>, BackendError> {
         let texts: Vec<&[u8]> = asked.iter().map(|key| key.as_str().as_bytes()).collect();
         let rows = self.query(&self.statements.locked, &[(&texts, Type::BYTEA_ARRAY)]).await?;

@@ -6,8 +6,8 @@ use crate::backend::Owner;
 use crate::base::error::LockError;
 use crate::base::hex;
 
-/// The name of a channel: `lock_runtime_` as in `hand_off.sql`, the process id of the listener's server process, and random digits.
-/// A statement finds by the process id whether the listener is still connected.
+/// The name of a channel: `lock_runtime_` as in `hand_off.sql`, the process id of the listener's server process, and random
+/// digits. By the process id, a statement learns whether the listener is still connected.
 pub(crate) fn name(server_process: i32) -> Result<String, LockError> {
     let random = Owner::random()?;
     let digits = std::str::from_utf8(&random.as_bytes()[..12]).unwrap_or_default();

@@ -10,7 +10,7 @@ use crate::backend::postgres::server_error::read_only;
 use crate::backend::postgres::session::get;
 use crate::backend::{BackendError, Warning};
 
-/// What the server warns of, by its text and its remedy, in the order of the columns of `settings.sql`.
+/// What is warned of, by its text and its remedy, in the order of the columns of `settings.sql`.
 const FOUND: [(&str, &str); 5] = [
     (
         "PostgreSQL does not flush to disk (`fsync = off`), so a crash can free locks",

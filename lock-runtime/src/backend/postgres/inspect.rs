@@ -20,7 +20,7 @@ impl Batch<'_> {
         for row in &self.query(&self.statements.inspect, &parameters).await? {
             match get::<i64>(row, 0)? {
                 0 => {
-                    // The last column is there with the one of the table.
+                    // The last column is there if the table has its column for it.
                     let info = if row.len() > INFO { get(row, INFO)? } else { None };
                     found.add_holder(get(row, 1)?, get(row, 2)?, get(row, 3)?, info);
                 }
@@ -30,7 +30,7 @@ impl Batch<'_> {
         Ok(found.into_inspection())
     }
 
-    /// A page of keys, from `from` on.
+    /// A page of keys, starting at `from`.
     pub(super) async fn list(&self, from: &[u8]) -> Result<Vec<ListedRow>, BackendError> {
         let most = i64::try_from(PAGE).unwrap_or(i64::MAX);
         let parameters: Parameters<'_> = vec![(&from, Type::BYTEA), (&most, Type::INT8)];

@@ -27,7 +27,7 @@ const CLAIMS: usize = 256;
 /// How long the connection for upkeep is idle before it is checked.
 const IDLE_CHECK: Duration = Duration::from_secs(5);
 
-/// How long a notification to itself may take.
+/// How long a notification of the pool to itself may take.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the connections of a pool share.
@@ -49,7 +49,7 @@ impl PoolState {
     }
 }
 
-/// Connects. From the first success on, the connection is opened again when it ends.
+/// Connects. After the first success, the connection is reopened whenever it ends.
 pub(crate) async fn connect(
     state: &Arc<PoolState>,
     purpose: Purpose,
@@ -124,7 +124,7 @@ impl LinkTask {
                 () = self.state.clock.sleep_until(idle_until.min(self.sweep.due())),
                     if self.purpose == Purpose::Upkeep =>
                 {
-                    // A connection that has ended in silence takes no notifications.
+                    // A connection that has ended silently receives no notifications.
                     jobs.push(StoreJob::Probe(oneshot::channel().0));
                 }
             }
@@ -150,7 +150,7 @@ impl LinkTask {
         }
     }
 
-    /// Opens the connection again. Meanwhile requests fail at once. `None` if the pool is closed.
+    /// Opens the connection again. Meanwhile requests fail immediately. `None` if the pool is closed.
     async fn reopen(&mut self, backoff: &mut Backoff, mut error: BackendError) -> Option<Session> {
         let mut attempt = Box::pin(opened_after(
             backoff.next(),

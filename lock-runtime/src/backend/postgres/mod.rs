@@ -1,8 +1,8 @@
 //! `postgres://`: locks as rows of a table.
 //!
 //! A lock is a row of `lock_lease`: key, owner, end of the lease by the server's clock, fence. An owner that waits is a row of
-//! `lock_queue`. A release grants the lock to the head of the queue in the same transaction and notifies its process
-//! alone, by `NOTIFY`. Every transition is a statement in `sql/`:
+//! `lock_queue`. A release grants the lock to the head of the queue in the same transaction and notifies only its process, by
+//! `NOTIFY`. Every transition is a statement in `sql/`:
 //!
 //! ```text
 //! free ── acquire ──> held ── enqueue by another owner: marks the row, notifies the holder ──> contended
@@ -12,20 +12,20 @@
 //!                            └ none in time: the row expires, and the next acquire has it
 //! ```
 //!
-//! 1. **A lease, not a session lock.** An advisory lock ends when the server thinks that the connection has, which can be
-//!    before its holder knows. A row has an end that the holder knows too.
+//! 1. **A lease, not a session lock.** An advisory lock ends when the server considers the connection ended, which can be before
+//!    its holder knows. A row has an end that the holder knows too.
 //! 2. **Only the server's clock**, at the start of a statement. A statement that has waited for a row computes with a
-//!    time that is too early: a grant is then shorter than its row, and an expired lease counts as held.
+//!    time that is too early. A grant is then shorter than its row, and an expired lease counts as held.
 //! 3. **A fence is the server's clock in microseconds, or one more than the last fence of the row**, whichever is greater. So it
 //!    grows past deleted rows, restarts and failovers, and no counter is shared between keys.
 //! 4. **One statement for all requests of a batch.** A commit costs a flush of the disk, and 64 keys cost about as much as one.
-//! 5. **Two connections.** Acquires and releases share one, in order: a release that undoes an acquire cannot overtake
-//!    it. After an acquire that took long, as for a locked row, releases of other owners go first. Renewals have the other
-//!    connection, so that no acquire delays them. A lost connection's server process is ended before its successor is used.
+//! 5. **Two connections.** Acquires and releases share one, in order: a release that undoes an acquire cannot overtake it. After
+//!    an acquire that took long, as for a locked row, releases of other owners go first. Renewals have the other connection, so
+//!    that no acquire delays them. The server process of a lost connection is ended before the next connection is used.
 //!
 //! The files from bottom to top: `url`, `schema` with the statements, `server_error`, `channel`, `session` (one connection),
-//! `batch` with `acquire`, `release` and `renew` (requests as statements), `blocked_requests` (rows that are locked elsewhere), `sweep`, `link` (a connection that is opened again).
-//! `backend/sql` has what is the same for MySQL.
+//! `batch` with `acquire`, `release` and `renew` (requests as statements), `blocked_requests` (rows that are locked elsewhere),
+//! `sweep`, `link` (a connection that is opened again). `backend/sql` has what MySQL shares.
 
 mod acquire;
 mod batch;
@@ -88,7 +88,7 @@ async fn connect(
     let events = QueueEvents::new(unclaimed);
     let fences = FenceTable::of(SqlDialect::Postgres, connector.database.names());
     let state = Arc::new(PoolState::new(connector, events.clone(), config.clock));
-    // First the channel: grants from the first acquire on name it.
+    // The channel comes first: grants name it from the first acquire on.
     let upkeep = link::connect(&state, Purpose::Upkeep).await?;
     let claims = link::connect(&state, Purpose::Claims).await?;
     Ok(SqlStore::new(events, claims, upkeep, found, config.request_timeout).with_pins(fences))

@@ -34,7 +34,7 @@ impl Batch<'_> {
             for (request, reply) in ended {
                 answer(reply, Ok(self.outcome_of(&request, &freed, &HashSet::new())));
             }
-            // A request of which a part has ended is not refused before it is sent.
+            // A request that has ended in part is not refused before it is sent.
             let (begun, whole): (Releases, Releases) =
                 open.into_iter().partition(|(request, _)| {
                     request.lease.keys.iter().any(|key| freed.contains(&owned(key, request)))
@@ -47,7 +47,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Ends what has no wait queue, and adds the keys for which that was done.
+    /// Ends leases without a wait queue, and adds their keys.
     async fn free(
         &self,
         requests: &Releases,
@@ -97,7 +97,7 @@ impl Batch<'_> {
         }
     }
 
-    /// The keys that were their owner's, and whether each was handed off.
+    /// The keys that their owner held, and whether each was handed off.
     async fn hand_off_together(
         &self,
         requests: &Releases,
@@ -151,7 +151,7 @@ fn owned(key: &Key, request: &ReleaseRequest) -> OwnedKey {
     (key.as_str().as_bytes().to_vec(), request.lease.owner.as_bytes().to_vec())
 }
 
-/// The next owner of the process. Not for several keys, and not after a barging window.
+/// The next owner of the process. `None` for several keys, and after a barging window.
 fn successor(request: &ReleaseRequest) -> Option<&Successor> {
     let is_single = request.lease.keys.len() == 1 && request.barging_window.is_zero();
     request.successor.as_ref().filter(|_| is_single)

@@ -13,7 +13,7 @@ use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::key::Key;
 
-/// How many leases one statement renews, and the most requests of one batch of them. It locks their rows until its flush.
+/// How many leases one statement renews, and the most requests of one batch of renewals. It locks their rows until its flush.
 pub(super) const RENEWALS: usize = 1_000;
 
 /// A lease by its owner and keys.
@@ -110,7 +110,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Reads which leases are held by one statement. Renewals that arrive meanwhile do not wait for one statement after the other.
+    /// Reads by one statement which leases are held. Renewals that arrive meanwhile do not wait for several statements.
     pub(super) async fn are_held(&self, reads: Reads) {
         let counts = self.count_held(&reads).await;
         for (number, (lease, reply)) in reads.into_iter().enumerate() {

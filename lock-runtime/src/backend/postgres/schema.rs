@@ -17,7 +17,7 @@ const TABLES: &str = include_str!("sql/schema.sql");
 /// A statement.
 #[derive(Debug)]
 pub(crate) struct Sql {
-    /// Below [`STATEMENTS`]; no other statement has it.
+    /// Below [`STATEMENTS`], and unique to this statement.
     pub(crate) number: usize,
     pub(crate) text: String,
     /// The same statement for leases without the column `info`, if this one names it.
@@ -95,13 +95,13 @@ impl Statements {
     /// Makes the tables that are missing.
     pub(crate) async fn create_tables(&self, client: &Client) -> Result<(), Error> {
         // The limits of the session are for locks. Another process may take longer to make its tables. Servers before version 13
-        // have one limit for all statements of a message, from its start on.
+        // have one limit for all statements of a message, counted from its start.
         client
             .batch_execute(
                 "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '5s'",
             )
             .await?;
-        // Two processes that make one table at the same time would both find it missing.
+        // Two processes that make the same table at the same time would both find it missing.
         let text =
             format!("SELECT pg_advisory_xact_lock(7813247910623541111); {} COMMIT", self.tables);
         let made = client.batch_execute(&text).await;

@@ -41,7 +41,7 @@ pub(crate) fn connect_failure(server: &str, error: Error) -> BackendError {
         .because(error)
 }
 
-/// Whether the server, or what stands before it, refuses the settings that a session starts with: a pooler.
+/// Whether the server, or a pooler in front of it, refuses the settings that a session starts with.
 pub(crate) fn refuses_startup_options(error: &Error) -> bool {
     let Some(answer) = error.as_db_error() else { return false };
     // PgBouncer, and the proxy of Amazon RDS.
@@ -49,7 +49,7 @@ pub(crate) fn refuses_startup_options(error: &Error) -> bool {
     codes.contains(answer.code()) && answer.message().contains("options")
 }
 
-/// Whether a table does not exist, or is none of this version.
+/// Whether a table does not exist, or is not of this version.
 pub(crate) fn is_about_tables(error: &Error) -> bool {
     error.code().is_some_and(|code| {
         *code == SqlState::UNDEFINED_TABLE || *code == SqlState::UNDEFINED_COLUMN

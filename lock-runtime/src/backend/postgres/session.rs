@@ -59,7 +59,7 @@ pub(crate) struct ServerProcess {
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) process: ServerProcess,
-    /// Whether the server process belongs to this connection alone, so that settings of the session stay in effect. Not behind a
+    /// Whether the server process belongs only to this connection, so that settings of the session stay in effect. Not behind a
     /// pooler.
     pub(crate) is_direct: bool,
     /// The first statements of a transaction.
@@ -71,14 +71,14 @@ pub(crate) struct Session {
     prepared: Mutex<[Option<Statement>; STATEMENTS]>,
     /// Resolves with the end of the connection.
     pub(crate) ended: oneshot::Receiver<BackendError>,
-    /// Dropped with the session. The connection then has a moment to end in order.
+    /// Dropped with the session. The connection then has a moment to end cleanly.
     _closing: oneshot::Sender<()>,
 }
 
 /// How long a connection may take to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a session learns about itself. Also ends a time limit for idle sessions, where the server has one.
+/// What a session learns about itself. Also removes the time limit for idle sessions, where the server has one.
 const INTRODUCTION: &str = "WITH session AS (
         SELECT coalesce(current_setting('lock_runtime.session', true), '') = 'direct' AS is_direct
     )
@@ -169,7 +169,7 @@ impl Connector {
         Ok(session)
     }
 
-    /// Logs in. Where the name of the host has several addresses, one without an answer is not waited for.
+    /// Logs in. Where the host name has several addresses, one without an answer does not delay the others.
     async fn log_in(&self, config: &Config, on_payload: &OnPayload) -> Result<Connected, Error> {
         let port = config.get_ports().first().copied().unwrap_or(5432);
         match config.get_hosts().first() {
@@ -212,7 +212,7 @@ impl Connector {
     }
 
     /// The first statements of a transaction. Behind a pooler the settings of the session are not those of this store, and a
-    /// statement that this process has given up waits on.
+    /// statement that this process has given up keeps waiting.
     fn begin(&self, is_direct: bool) -> String {
         const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
                              SET LOCAL idle_in_transaction_session_timeout = 1000";

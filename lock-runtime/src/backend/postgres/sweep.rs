@@ -39,7 +39,7 @@ impl Sweep {
         self.due
     }
 
-    /// Sweeps the next part. A failure is no matter: the next walk finds the same rows.
+    /// Sweeps the next part. A failure does not matter: the next walk finds the same rows.
     pub(super) async fn run(&mut self, batch: &Batch<'_>) {
         let seconds = i64::try_from(self.forget_after.as_secs()).unwrap_or(i64::MAX);
         let parameters: Parameters<'_> =

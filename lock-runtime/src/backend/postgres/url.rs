@@ -91,7 +91,7 @@ impl Database {
                     return Err(wrong("`insecure` in the PostgreSQL URL has no such value")
                         .remedy("write `?sslmode=require&insecure`, and better `&ca=/path.pem`"));
                 }
-                // All are verified, the name too.
+                // All certificates are verified, including the name.
                 "sslmode" if ["require", "verify-ca", "verify-full"].contains(&value) => {
                     encrypted = true;
                     others.push("sslmode=require");
@@ -101,7 +101,7 @@ impl Database {
                         .remedy("write `sslmode=require`, or `sslmode=disable`"));
                 }
                 "sslmode" if value == "disable" => encrypted = false,
-                // The client takes whole seconds alone.
+                // The client takes only whole seconds.
                 "connect_timeout" if !value.bytes().all(|it| it.is_ascii_digit()) => {
                     let given = text::duration(value).filter(|limit| !limit.is_zero());
                     connect_timeout = Some(given.ok_or_else(|| {
@@ -161,7 +161,7 @@ fn each_host(address: &str) -> Vec<String> {
 /// The settings of connections to the server at `address`.
 fn server(address: &str) -> Result<Config, LockError> {
     let mut config: Config = address.parse().map_err(|error: tokio_postgres::Error| {
-        // The text of the client library has no part of the URL but a parameter's name.
+        // The text of the client library has no part of the URL except a parameter's name.
         let source = std::error::Error::source(&error).map(ToString::to_string);
         let cause = source.unwrap_or_else(|| error.to_string());
         wrong(format!("the PostgreSQL URL is invalid: {cause}")).remedy(FORM)
@@ -175,7 +175,7 @@ fn server(address: &str) -> Result<Config, LockError> {
     if config.get_target_session_attrs() == TargetSessionAttrs::Any {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
-    // A connection that a firewall has dropped ends with nothing but silence.
+    // A connection that a firewall has dropped ends in silence.
     if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
         config.keepalives_idle(KEEPALIVE);
     }

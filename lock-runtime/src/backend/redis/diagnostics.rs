@@ -16,7 +16,7 @@ type InfoAnswer = Result<Value, RedisError>;
 
 /// The command that a new pool sends. It is allowed nearly everywhere and has most of the information.
 pub(crate) fn info_command() -> Cmd {
-    // 6.2 does not accept several sections at once.
+    // 6.2 does not accept several sections in one command.
     redis::cmd("INFO")
 }
 
@@ -73,7 +73,8 @@ pub(crate) fn findings(
     checks.into_iter().map(|check| finding(check).at(server)).collect()
 }
 
-/// The check of a server's clock, by its answer to `TIME`, which was asked for and received at the moments of `asked`.
+/// The check of a server's clock, by its answer to `TIME`. The request was sent, and the answer received, at the moments of
+/// `asked`.
 pub(crate) fn clock_finding(
     server: &str,
     time: &InfoAnswer,

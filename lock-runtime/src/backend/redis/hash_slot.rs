@@ -16,7 +16,7 @@ pub(crate) fn slot_of(key: &str) -> u16 {
 ///
 /// # Errors
 ///
-/// The first key and the first other one, if they are in different slots.
+/// The first key, and the first key in another slot, if there is one.
 pub(crate) fn common_slot(keys: &[Key]) -> Result<u16, (&str, &str)> {
     let Some((first, others)) = keys.split_first() else { return Ok(0) };
     let first = first.as_str();

@@ -50,7 +50,7 @@ impl BallotLog {
 
 /// Names the keys that belong to a lock. Clones share what the server has shown.
 ///
-/// All processes must agree on the names, so the server decides them and not the URL. Where a script may use keys of
+/// All processes must agree on the names, so the server decides them, not the URL. Where a script may use keys of
 /// several slots, the names have no tag. Where it may not, each name has the hash tag of its lock's slot. A server
 /// answers all processes alike, so the fencing tokens of a slot come from one counter. If a server begins to check
 /// slots, the counter without a tag is abandoned. The tokens continue to grow by the server's clock, as after the

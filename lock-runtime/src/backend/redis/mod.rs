@@ -5,7 +5,7 @@
 //! can be shared with services in other languages. Processes of this library hand a contended lock over in the order
 //! of its wait queue, see [`wait_queue`](self::protocol::wait_queue).
 //!
-//! Each folder uses only those below it:
+//! Each folder uses only the folders below it:
 //!
 //! ```text
 //! quorum     redlock://: majorities of independent nodes
@@ -16,9 +16,9 @@
 //! net        byte streams, TLS, the I/O task, and the handshake
 //! ```
 //!
-//! At the bottom are values: `url` (endpoints), `keyspace` (names of keys), `hash_slot` and `slot_map`, `channel`
-//! (messages), `server_error` (what an error answer means), and `diagnostics` (settings by which a server could lose
-//! locks).
+//! At the bottom are values: `url` (endpoints), `keyspace` (names of keys), `hash_slot` and `slot_map`, and
+//! `channel` (messages). `server_error` has the meaning of error answers, and `diagnostics` the settings by which a
+//! server could lose locks.
 
 mod channel;
 mod cluster;

@@ -57,7 +57,7 @@ pub(crate) fn is_about_the_login(error: &RedisError) -> bool {
         || error.kind() == ErrorKind::AuthenticationFailed
 }
 
-/// Whether the connection ended instead of an answer.
+/// Whether the connection ended before an answer.
 pub(crate) fn is_hang_up(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Io
 }
@@ -95,7 +95,7 @@ pub(crate) fn is_about_keys(error: &BackendError) -> bool {
     error.is_some_and(|error| is_forbidden_key(error) || crosses_slots(error))
 }
 
-/// Whether the key has a value of another type than a lock.
+/// Whether the key has a value of a type other than that of a lock.
 pub(crate) fn is_wrong_type(error: &RedisError) -> bool {
     error.code() == Some("WRONGTYPE")
 }
@@ -127,7 +127,7 @@ pub(crate) fn is_full(error: &RedisError) -> bool {
     error.code() == Some("ERR") && detail.starts_with("max number of clients")
 }
 
-/// Whether only a replica answers so: the server is no longer the master.
+/// Whether only a replica gives this answer: the server is no longer the master.
 pub(crate) fn is_of_a_replica(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
     matches!(code, Some("READONLY" | "MASTERDOWN" | "UNBLOCKED"))
@@ -255,7 +255,7 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
             answer,
             "the server is part of no Redis Cluster: write `redis://` instead of `redis+cluster://`",
         ),
-        // The slot is being moved to another server, and the script reads a key that it has removed before.
+        // The slot is being moved to another server, and the script reads a key that it has removed earlier.
         "ERR" if detail.contains("attempted to access a non local key") => (
             FailureKind::MaybeApplied,
             answer,
@@ -279,8 +279,8 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
     }
 }
 
-/// Whether a proxy answers in place of its server, which may have served the request: twemproxy with the text of the system's
-/// error, Envoy with `upstream failure`.
+/// Whether a proxy answers in place of its server, which may have served the request. twemproxy answers with the text of the
+/// system's error, Envoy with `upstream failure`.
 fn is_of_a_proxy(code: &str, detail: &str) -> bool {
     const OF_THE_SYSTEM: [&str; 5] =
         ["timed out", "Connection reset", "Connection refused", "Broken pipe", "No route to host"];

@@ -188,7 +188,7 @@ impl SlotMap {
         self.table().owners.iter().filter(|owner| **owner == UNASSIGNED).count()
     }
 
-    /// Assigns `slot` to `address`. False if it was already assigned to it.
+    /// Assigns `slot` to `address`. False if the slot was already assigned to that address.
     pub(crate) fn patch(&self, slot: u16, address: &Address) -> bool {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if slot >= SLOTS || table.owner(slot) == Some(address) {

@@ -22,7 +22,7 @@ const REPLICAS: &str = "replicas";
 
 const CONNECT_TIMEOUT: &str = "connect_timeout";
 
-/// What `CLIENT LIST` says of a connection.
+/// What `CLIENT LIST` says about a connection.
 pub(crate) const LIBRARY: &str = "lock-runtime";
 pub(crate) const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -194,7 +194,7 @@ impl Endpoint {
         Ok(Self { credentials, ..self })
     }
 
-    /// A weakness of connections to it that work.
+    /// A weakness of working connections to the server.
     pub(crate) fn warning(&self) -> Option<Warning> {
         let files = self.tls.as_ref().filter(|files| files.trust == Trust::Any);
         files.map(|_| {
@@ -218,7 +218,7 @@ impl Endpoint {
             .remedy("it is for `redis://` and `redis+sentinel://`; leave it out"))
     }
 
-    /// An error if the URL has `?scripts=off`, for a `kind` of store that has no other way.
+    /// An error if the URL has `?scripts=off`, for a `kind` of store that needs scripts.
     pub(crate) fn reject_scripts_off(&self, kind: &str) -> Result<(), LockError> {
         if self.scripts != ScriptMode::Off {
             return Ok(());

@@ -10,9 +10,9 @@ use crate::base::clock::{Clock, Instant};
 
 /// Acquires that are sent without a release in between.
 pub(crate) enum AcquireStep {
-    /// Those for one key each, all of them different.
+    /// Requests for one key each, all keys different.
     Single(Acquires),
-    /// One for several keys.
+    /// A request for several keys.
     Several(PendingRequest<AcquireRequest, AcquireOutcome>),
 }
 
@@ -36,12 +36,12 @@ impl AcquireStep {
 pub(crate) struct AcquireSteps {
     pending: VecDeque<AcquireStep>,
     clock: Clock,
-    /// How long one batch goes on with them.
+    /// How long one batch sends acquires.
     limit: Duration,
     batch: AcquireBatch,
 }
 
-/// What is known of the acquires of the last batch.
+/// What is known about the acquires of the last batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AcquireBatch {
     /// None was sent yet.
@@ -53,7 +53,7 @@ enum AcquireBatch {
 }
 
 impl AcquireSteps {
-    /// The acquires of one batch go on for a quarter of `request_timeout`. A release has twice that timeout.
+    /// One batch sends acquires for a quarter of `request_timeout`. A release has twice that timeout.
     pub(crate) fn new(clock: Clock, request_timeout: Duration) -> Self {
         let (pending, batch) = (VecDeque::new(), AcquireBatch::Fresh);
         Self { pending, clock, limit: request_timeout / 4, batch }
@@ -63,7 +63,7 @@ impl AcquireSteps {
         self.pending.is_empty()
     }
 
-    /// Adds `requests` behind the others.
+    /// Adds `requests` after the others.
     pub(crate) fn add(&mut self, requests: Acquires) {
         let (single, several): (Acquires, Acquires) =
             requests.into_iter().partition(|(request, _)| request.keys.len() == 1);
@@ -75,7 +75,7 @@ impl AcquireSteps {
     /// The releases of a batch: the ones before its acquires, and the ones after them.
     ///
     /// Acquires go first, so that a release finds their owners in the queue. After a slow batch the releases go first,
-    /// except the undo of one of these acquires.
+    /// except those that undo one of these acquires.
     pub(crate) fn split(&self, releases: Releases) -> (Releases, Releases) {
         match self.batch {
             AcquireBatch::Slow => self.overtaken_by(releases),
@@ -88,7 +88,7 @@ impl AcquireSteps {
         self.batch = AcquireBatch::Fresh;
     }
 
-    /// What is sent next. `None` after the limit too, but for the first step of a batch: no acquire waits forever.
+    /// What is sent next. Also `None` after the limit, except for the first step of a batch, so that no acquire waits forever.
     pub(crate) fn next_step(&mut self) -> Option<AcquireStep> {
         let now = self.clock.now();
         match self.batch {
@@ -136,7 +136,7 @@ impl AcquireSteps {
         self.pending = kept;
     }
 
-    /// Fails all of them, because of `error`. They are not sent.
+    /// Fails all acquires, because of `error`. They are not sent.
     pub(crate) fn fail(&mut self, error: &BackendError) {
         let error = error.clone().before_sending();
         fail_all(self.pending.drain(..).flat_map(AcquireStep::into_requests), &error);

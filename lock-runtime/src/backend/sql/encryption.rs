@@ -3,8 +3,8 @@
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 
-/// The files of a connection that is `encrypted`, by the parameter `setting` of the URL. `None` for one that is not. The feature
-/// comes with whether this build has it.
+/// The files of a connection that is `encrypted`, by the parameter `setting` of the URL. `None` for one that is not. The flag
+/// beside the feature says whether this build has it.
 pub(crate) fn tls_of_url(
     files: TlsFiles,
     encrypted: bool,

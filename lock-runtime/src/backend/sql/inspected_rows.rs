@@ -11,7 +11,7 @@ use crate::base::fence::Fence;
 pub(crate) struct InspectedRows {
     holder: Option<LockHolder>,
     waiters: Vec<WaitingOwner>,
-    /// How many owners are queued, the ones beyond `waiters` included.
+    /// How many owners are queued, including those beyond `waiters`.
     waiting: i64,
 }
 

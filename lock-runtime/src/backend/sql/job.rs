@@ -32,7 +32,7 @@ pub(crate) enum StoreJob {
     Renew(PendingRequest<LeaseRef, LeaseStatus>),
     IsHeld(PendingRequest<LeaseRef, LeaseStatus>),
     Inspect(PendingRequest<Key, Inspection>),
-    /// A page of keys, from this one on. Other jobs are done between two pages.
+    /// A page of keys, starting at this one. Other jobs are done between two pages.
     List(PendingRequest<Vec<u8>, Vec<ListedRow>>),
     Health(Reply<Vec<Warning>>),
     Probe(Reply<()>),
@@ -73,7 +73,7 @@ pub(crate) struct Jobs {
 
 impl Jobs {
     /// Splits `jobs` into batches. The acquires of a batch are sent before its releases, so an acquire of a key that was
-    /// released before belongs to a later one.
+    /// released earlier belongs to a later batch.
     pub(crate) fn batches(jobs: impl Iterator<Item = StoreJob>) -> Vec<Self> {
         let mut batches = vec![Self::default()];
         let mut released: HashSet<Key> = HashSet::new();
@@ -97,8 +97,8 @@ impl Jobs {
         batches
     }
 
-    /// Leaves out acquires, renewals, reads, inspections and pages that nothing waits for any more, because their call was dropped.
-    /// Releases are sent all the same.
+    /// Leaves out acquires, renewals, reads, inspections and pages that nothing waits for any more, because their call was
+    /// dropped. Releases are sent anyway.
     fn add(&mut self, job: StoreJob) {
         match job {
             StoreJob::Acquire((_, reply)) if reply.is_closed() => {}
@@ -118,7 +118,7 @@ impl Jobs {
     }
 }
 
-/// Sends an answer. A caller that was dropped takes none.
+/// Sends an answer. A dropped caller receives none.
 pub(crate) fn answer<T>(reply: Reply<T>, outcome: Result<T, BackendError>) {
     let _ = reply.send(outcome);
 }

@@ -23,7 +23,7 @@ pub(crate) struct ListedKeys<'a> {
     keys: Vec<Key>,
     pages: usize,
     is_complete: bool,
-    /// Where the next page begins. `None` behind the last one.
+    /// Where the next page begins. `None` after the last one.
     next: Option<Vec<u8>>,
 }
 

@@ -8,8 +8,8 @@ use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
-/// The keys of rows that a statement has waited for in vain, so that no other waits before they are unlocked. A wait lasts up to a
-/// second, the shortest that MySQL has.
+/// The keys of rows that a statement has waited for in vain, so that no other statement waits for them before they are unlocked.
+/// A wait lasts up to a second, the shortest that MySQL has.
 #[derive(Debug, Default)]
 pub(crate) struct LockedRows(HashMap<Key, Instant>);
 
@@ -29,7 +29,7 @@ impl LockedRows {
         self.0.get(key).is_some_and(|since| now.since(*since) < Self::REMEMBERED)
     }
 
-    /// Those of the requests' keys that are here.
+    /// The keys of the requests that are in this set.
     pub(crate) fn suspects<R, T>(
         &self,
         requests: &[PendingRequest<R, T>],

@@ -1,4 +1,5 @@
-//! What stores on a database have in common: a wait for a connection, requests in batches and their order, names of tables, TLS by URL.
+//! What stores on a database have in common: a wait for a connection, requests in batches and their order, names of tables, TLS
+//! by URL.
 
 pub(crate) mod acquire_steps;
 pub(crate) mod encryption;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::key::Key;
 
-/// Splits `requests` so that no two of one part have a key in common. Their order stays for each key.
+/// Splits `requests` so that no two requests of a part share a key. For each key the order is kept.
 pub(crate) fn by_distinct_keys<T>(
     requests: Vec<T>,
     keys: impl Fn(&T) -> &Arc<[Key]>,

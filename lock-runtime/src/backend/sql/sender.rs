@@ -16,8 +16,8 @@ pub(crate) enum Purpose {
     Upkeep,
 }
 
-/// Sends jobs to the task of a connection. Dropping it ends the task at once, and a statement that was sent may still be
-/// run; [`close`](Self::close) ends it after what is pending.
+/// Sends jobs to the task of a connection. Dropping it ends the task immediately, and a statement that was sent may still run.
+/// [`close`](Self::close) ends the task after what is pending.
 pub(crate) struct JobSender {
     jobs: UnboundedSender<StoreJob>,
     task: AbortHandle,
@@ -50,7 +50,7 @@ impl JobSender {
     }
 }
 
-/// The answer to a request. Dropping it gives the request up.
+/// The answer to a request. Dropping it gives up the request.
 pub(crate) struct AwaitedAnswer<T>(oneshot::Receiver<Result<T, BackendError>>);
 
 impl<T> AwaitedAnswer<T> {

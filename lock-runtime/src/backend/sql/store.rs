@@ -56,12 +56,12 @@ impl SqlStore {
         };
         let unclaimed = release_unclaimed(found, request_timeout, release);
         let unclaimed = tokio::spawn(unclaimed).abort_handle();
-        // The call ends at the request timeout, with all answers that are there.
+        // The call ends at the request timeout, with all answers that have arrived.
         let renewal_limit = request_timeout * 19 / 20;
         Self { events, claims, upkeep, unclaimed, fences: None, renewal_limit }
     }
 
-    /// The store with pins by `fences`, if there are any.
+    /// The store, with pins by `fences` if there is such a table.
     pub(crate) fn with_pins(mut self, fences: Option<FenceTable>) -> Self {
         self.fences = fences;
         self
@@ -70,7 +70,7 @@ impl SqlStore {
 
 impl Backend for SqlStore {
     fn capabilities(&self) -> Capabilities {
-        // A fence is that of a row, and a hand-off within the process changes none.
+        // A fence is that of a row, and a hand-off within the process changes no row.
         let local_handoff = self.fences.is_none();
         Capabilities { wait_queue: true, local_handoff, ..Capabilities::default() }
     }
@@ -103,7 +103,7 @@ impl Backend for SqlStore {
             .iter()
             .map(|lease| self.upkeep.send(|reply| StoreJob::Renew((lease.clone(), reply))))
             .collect();
-        // A store has more time for very many leases.
+        // The store gets more time for very many leases.
         let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
         all_in_time(answers, self.renewal_limit + TIME_PER_REQUEST * count).await
     }
@@ -155,7 +155,7 @@ impl Backend for SqlStore {
     }
 }
 
-/// The answers that arrive within `limit`. Many requests are parts that are sent one after the other.
+/// The answers that arrive within `limit`. Many requests are split into parts that are sent one after another.
 async fn all_in_time<T>(
     answers: Vec<AwaitedAnswer<T>>,
     limit: Duration,

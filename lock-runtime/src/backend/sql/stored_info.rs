@@ -9,13 +9,13 @@ use crate::base::owner_info::OwnerLabel;
 pub(crate) fn stored_info(owner: &Owner, label: &OwnerLabel) -> Vec<u8> {
     let mut value = Vec::new();
     if label.is_some() {
-        // Memory takes all of it.
+        // A write to memory does not fail.
         let _ = write!(value, "{} {label}", owner.tag());
     }
     value
 }
 
-/// What the value says of this owner. A process of an older version, and a hand-off, leave the value of the former owner.
+/// What the value says about this owner. A process of an older version, and a hand-off, leave the value of the former owner.
 pub(crate) fn info_of(owner: OwnerTag, value: &[u8]) -> Option<OwnerInfo> {
     let text = value.strip_prefix(owner.to_string().as_bytes())?.strip_prefix(b" ")?;
     OwnerInfo::parse(text)

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// fence exceeds the former one whatever the server's clock did.
 pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// How often an owner at the head of the queue requests a key that a transaction has pinned, at least.
+/// The longest time between two requests of an owner at the head of the queue for a key that a transaction has pinned.
 pub(crate) const PINNED_RECHECK: Duration = Duration::from_millis(25);
 
 /// Whether a store keeps the fence of each grant in a table of its own, for pins.
@@ -28,7 +28,7 @@ impl Pins {
     }
 }
 
-/// Whether statements name the column `info` of the leases, for a text about the owner. Tables of an older version have none.
+/// Whether statements name the column `info` of the leases, for a text about the owner. Tables of an older version lack it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InfoColumn {
     Named,
@@ -51,8 +51,8 @@ impl TableNames<'_> {
         Self { info: InfoColumn::LeftOut, ..self }
     }
 
-    /// `text` with the names of the tables, each part in quotes, so that it may be a word of SQL. Comments are left out. What
-    /// stands between `/*pin` and `pin*/` is there with pins alone, and what stands between `/*info` and `info*/` with that column.
+    /// `text` with the names of the tables, each part in quotes, so that it may be a keyword of SQL. Comments are left out. Text
+    /// between `/*pin` and `pin*/` is there only with pins, and text between `/*info` and `info*/` only with that column.
     pub(crate) fn apply(self, text: &str) -> String {
         let lines = text.lines().filter(|line| !line.trim_start().starts_with("--"));
         let text = lines.collect::<Vec<_>>().join("\n");
@@ -111,8 +111,8 @@ pub(crate) fn is_identifier(name: &str) -> bool {
     name.len() <= 48 && name.split('.').count() <= 2 && name.split('.').all(is_word)
 }
 
-/// How long a release of a lease of `ttl` reserves the key for the head of the queue: the longest time for which a process that
-/// is frozen at that moment delays the other waiters.
+/// How long a release of a lease of `ttl` reserves the key for the head of the queue. This is the longest time for which a
+/// process that is frozen at that moment delays the other waiters.
 pub(crate) fn reservation_time(ttl: Duration) -> Duration {
     (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(1)).min(ttl)
 }

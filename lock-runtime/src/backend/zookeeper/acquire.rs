@@ -6,7 +6,7 @@
 //!                    └───> behind others, not to be queued: deleted again
 //! ```
 //!
-//! The creation and the list travel together. A list after the own creation has all nodes that come before it.
+//! The creation and the list travel together. A list after the creation has all nodes that come before the new one.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, 
 use crate::base::jitter;
 use crate::base::key::Key;
 
-/// How many times a request looks again that finds other nodes than the answer before said.
+/// How many times a request looks again when it finds other nodes than the previous answer said.
 const MOST_ROUNDS: usize = 20;
 
 /// How long a queued owner waits for a notification before it requests the key again.
@@ -121,8 +121,8 @@ impl LockNodes {
         self.judge(session, request, &listings, &listed).await
     }
 
-    /// Looks for nodes of `owner` that earlier requests have left. Returns the keys of those whose answer was lost and that have
-    /// left none so far.
+    /// Looks for nodes of `owner` that earlier requests have left. Returns the keys of requests whose answer was lost and that
+    /// have left no node so far.
     async fn find_known(
         &self,
         session: &LiveSession,
@@ -157,7 +157,7 @@ impl LockNodes {
         owner: &Owner,
         keys: &[Key],
     ) -> Result<bool, BackendError> {
-        // A release that was answered elsewhere is seen, although this server may be behind.
+        // A release that was answered elsewhere is seen, even if this server is behind.
         let reads = keys.iter().map(|key| self.children(key));
         let operations = std::iter::once(self.sync()).chain(reads).collect();
         let answers = session.send(operations).get().await.map_err(BackendError::before_sending)?;
@@ -202,7 +202,7 @@ impl LockNodes {
             let waits = self.wait_behind(session, owner, key, node, predecessor).await?;
             return Ok(waits.map_or(Round::Again, Round::Over));
         }
-        // Also what an earlier attempt or round has created.
+        // This includes what an earlier attempt or round has created.
         let is_leaving = |key: &Key| matches!(self.claims.slot(owner, key), Some(Slot::Node(node)) if node.is_leaving());
         let is_ending = |key: &Key| {
             request.keys.len() == 1 || self.claims.is_tried(owner, key) || is_leaving(key)

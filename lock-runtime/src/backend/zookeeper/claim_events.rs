@@ -29,7 +29,7 @@ impl SessionSink for ClaimTable {
             NodeChange::Data => claims.node_at(&event.path),
             NodeChange::Created | NodeChange::Deleted => None,
         };
-        // The watch is used up. A renewal that is answered before the next one is set has to look by itself.
+        // The watch is used up. A renewal that is answered before the next watch is set has to look on its own.
         if let Some((owner, key)) = &held {
             claims.watch(owner, key, None, WatchScope::None);
         }
@@ -47,7 +47,7 @@ impl SessionSink for ClaimTable {
 
     fn disconnected(&self, session: u64, error: &BackendError) {
         let mut claims = self.claims();
-        // Watches end with the connection. Waiters and holders ask again when there is another one.
+        // Watches end with the connection. Waiters and holders ask again when there is another connection.
         for claim in claims.all_mut() {
             for (_, slot) in &mut claim.slots {
                 if let Slot::Node(node) = slot

@@ -74,7 +74,7 @@ impl ClaimTable {
         self.claims().remove(owner, key);
     }
 
-    /// Requests that the queue of a held key is read again.
+    /// Requests another read of the queue of a held key.
     pub(crate) fn look_again(&self, changed: ChangedHold) {
         let _ = self.changed.send(changed);
     }
@@ -106,7 +106,7 @@ impl ClaimTable {
         }
     }
 
-    /// How a session ends when the pool is closed. Nodes stay that keep released keys locked.
+    /// How a session ends when the pool is closed. Nodes that keep released keys locked stay.
     pub(crate) fn end_of_session(&self, session: u64) -> SessionEnd {
         let claims = self.claims();
         let (mut ending, mut stays) = (Vec::new(), false);
@@ -127,7 +127,7 @@ impl ClaimTable {
         if stays { SessionEnd::Nodes(ending) } else { SessionEnd::Session }
     }
 
-    /// The node at `path` is gone without a release. What the owner has in its place meanwhile stays.
+    /// The node at `path` is gone without a release. What has replaced it meanwhile stays.
     pub(crate) fn lose(&self, owner: &Owner, key: &Key, path: &str) {
         let mut claims = self.claims();
         let Some(was_leaving) = claims.remove_node(owner, key, path) else { return };

@@ -48,7 +48,7 @@ impl Exchange {
         }
         let mut missing = VecDeque::with_capacity(operations.len());
         for operation in operations {
-            // Numbers below zero are the protocol's own.
+            // Numbers below zero are reserved by the protocol.
             self.last_xid = self.last_xid.checked_add(1).unwrap_or(1);
             missing.push_back((self.last_xid, operation.answer_kind()));
             outgoing.extend_from_slice(&operation.frame(self.last_xid));
@@ -60,7 +60,7 @@ impl Exchange {
     /// Takes one answer, and passes the answers of its group on if it is the last one.
     ///
     /// # Errors
-    /// If the answer belongs to another request than the oldest one. The connection is then useless.
+    /// If the answer belongs to another request than the oldest one. The connection is then unusable.
     pub(crate) fn on_answer(
         &mut self,
         header: AnswerHeader,

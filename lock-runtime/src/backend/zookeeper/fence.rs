@@ -14,7 +14,7 @@ use crate::base::fence::Fence;
 /// How many fences there are between two transactions.
 const FENCES: u64 = 256;
 
-/// The greatest number of fences behind the first one of a transaction.
+/// The greatest number of fences after the first one of a transaction.
 pub(crate) const MOST_FURTHER: u32 = FENCES as u32 - 1;
 
 /// The first fence of a transaction.
@@ -23,12 +23,12 @@ pub(crate) fn of_transaction(number: u64) -> Option<Fence> {
 }
 
 impl LockNodes {
-    /// The number of a transaction behind those of all former grants of the keys, and before those of all later ones. `None` if a
+    /// The number of a transaction after those of all former grants of the keys, and before those of all later ones. `None` if a
     /// node is gone.
     ///
     /// It is that of the node's creation, which later owners' creations exceed. Several keys that were taken one by one
-    /// have no such number. Then one is written to the containers, under the condition that the nodes are there; later owners see it and
-    /// write a greater one if their own creation was before.
+    /// have no such number. Then a number is written to the containers, under the condition that the nodes are there. Later
+    /// owners see it and write a greater one if their own creation came before.
     pub(crate) async fn fence(
         &self,
         session: &LiveSession,

@@ -15,7 +15,7 @@ use crate::backend::{
 use crate::base::key::Key;
 
 impl LockNodes {
-    /// Reads the queue of `key`, without a watch. When the session of the holder ends is known to the servers alone.
+    /// Reads the queue of `key`, without a watch. Only the servers know when the session of the holder ends.
     pub(crate) async fn inspect(&self, key: &Key) -> Result<Inspection, BackendError> {
         let session = self.classes.first().await?;
         let list = NodeOperation::List { path: self.container(key) };
@@ -64,7 +64,7 @@ impl LockNodes {
                     held.push(key);
                 }
             }
-            // One more than asked for says that there are more.
+            // One more than requested says that there are more.
             if held.len() > limit {
                 break;
             }
@@ -73,7 +73,7 @@ impl LockNodes {
     }
 
     /// The owner of the first node. Its fence is the number of the node's creation, see `fence`. A node that was moved has
-    /// another one, and so has the owner of several keys after a later write to the container.
+    /// another fence, and so has the owner of several keys after a later write to the container.
     async fn holder(
         &self,
         session: &LiveSession,

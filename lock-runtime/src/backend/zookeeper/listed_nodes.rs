@@ -80,8 +80,8 @@ impl ClaimTable {
         true
     }
 
-    /// Records what tells of a change around the held node at `path`, if it is still held. `false` if it has changed since the watch
-    /// was requested.
+    /// Records what tells of a change around the held node at `path`, if it is still held. `false` if it has changed since the
+    /// watch was requested.
     pub(crate) fn set_watched(
         &self,
         owner: &Owner,

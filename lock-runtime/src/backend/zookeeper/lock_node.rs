@@ -74,7 +74,7 @@ impl LockNode {
         matches!(self.standing, Standing::Leaving { .. })
     }
 
-    /// Whether it is known to have been the first one.
+    /// Whether it is known to have been the first node.
     pub(crate) fn was_granted(&self) -> bool {
         matches!(self.standing, Standing::Granted { .. } | Standing::Leaving { was_granted: true })
     }
@@ -96,13 +96,13 @@ pub(crate) enum Standing {
     Granted {
         watched: WatchScope,
     },
-    /// To be deleted. A release that is repeated has to say whether it was first.
+    /// To be deleted. A repeated release has to say whether the node was first.
     Leaving {
         was_granted: bool,
     },
 }
 
-/// What tells of a change around a held key.
+/// What reports a change around a held key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WatchScope {
     None,

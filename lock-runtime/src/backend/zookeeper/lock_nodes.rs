@@ -65,7 +65,7 @@ impl LockNodes {
         if self.root.is_empty() { "/".to_owned() } else { self.root.clone() }
     }
 
-    /// A read after it sees all changes that were made before. The leader alone answers, also one that is deposed.
+    /// A read after it sees all changes that were made before. Only the leader answers, even one that is deposed.
     pub(crate) fn sync(&self) -> NodeOperation {
         NodeOperation::Sync { path: self.root_path() }
     }
@@ -93,7 +93,7 @@ impl LockNodes {
         NodeOperation::Create { path, data, mode, access: self.access }
     }
 
-    /// Makes the nodes above the containers, as far as they are missing.
+    /// Makes the missing nodes above the containers.
     pub(crate) async fn make_root(&self, session: &LiveSession) -> Result<(), BackendError> {
         let ends = self.root.match_indices('/').skip(1).map(|(at, _)| at);
         let paths = ends.chain([self.root.len()]).map(|end| self.root[..end].to_owned());
@@ -125,7 +125,7 @@ impl LockNodes {
         self.each_listing(session, keys).await?.into_iter().collect()
     }
 
-    /// As [`listings`](Self::listings), with the error of each queue that is refused.
+    /// Like [`listings`](Self::listings), with the error of each queue that is refused.
     pub(crate) async fn each_listing(
         &self,
         session: &LiveSession,
@@ -138,8 +138,8 @@ impl LockNodes {
         Ok(answers.map(KeyListing::read).collect())
     }
 
-    /// Looks for `keys` in the queue of each. An owner whose request was not answered is looked for in the session of that
-    /// request, which executes this one after it. Otherwise `session` is used.
+    /// Reads the queue of each of `keys`. Where a request of the owner was not answered, the read goes to the session of that
+    /// request, which executes it afterwards. Otherwise `session` is used.
     pub(crate) async fn listings_of(
         &self,
         session: &LiveSession,
@@ -181,8 +181,8 @@ impl LockNodes {
         }
     }
 
-    /// Takes `contender` over, which is `owner`'s: the answer to its creation was lost, or another session has made it. `None` if it
-    /// is gone.
+    /// Takes over `contender`, a node of `owner`: the answer to its creation was lost, or another session has made it. `None` if
+    /// it is gone.
     pub(crate) async fn adopt(
         &self,
         session: &LiveSession,
@@ -202,7 +202,7 @@ impl LockNodes {
         if stat.session != session.id() {
             return self.move_node(session, owner, key, &path, fence).await;
         }
-        // A name with the number of a session has been moved: others may have queued before.
+        // A node whose name has the number of a session was moved: others may have queued before.
         let node = LockNode {
             path,
             session: session.clone(),
@@ -214,8 +214,8 @@ impl LockNodes {
         Ok(self.claims.set(owner, key, Slot::Node(node.clone())).then_some(node))
     }
 
-    /// Moves the node at `path` into `session`: it is deleted and made anew in one transaction, in the same position. `None` if it
-    /// is gone.
+    /// Moves the node at `path` into `session`: it is deleted and made again in one transaction, in the same position. `None` if
+    /// it is gone.
     pub(crate) async fn move_node(
         &self,
         session: &LiveSession,
@@ -231,7 +231,7 @@ impl LockNodes {
         let read = session.run([self.sync(), read]).await.map_err(BackendError::before_sending)?;
         let data = match read {
             [_, Ok(OperationAnswer::Data(data))] => data,
-            // This user may not read it, or it is gone: that is for the transaction to say.
+            // This user may not read it, or it is gone: the transaction shows which.
             _ => Vec::new(),
         };
         let transaction = NodeOperation::Transaction(vec![
@@ -259,7 +259,7 @@ impl LockNodes {
     }
 }
 
-/// Whether the answer to [`LockNodes::confirm`] came by way of a majority. A refusal of the check does too.
+/// Whether the answer to [`LockNodes::confirm`] came through a majority. A refusal of the check does too.
 pub(crate) fn confirmed(answer: &Answered) -> Result<(), BackendError> {
     match answer {
         Ok(_) | Err(ServerCode::NO_NODE | ServerCode::NO_AUTH) => Ok(()),

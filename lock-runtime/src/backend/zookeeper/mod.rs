@@ -1,7 +1,7 @@
 //! `zookeeper://`: locks as ephemeral nodes.
 //!
 //! A lock is a container, and each owner of it, or waiter, is an ephemeral sequential node below it. The first node
-//! holds the lock, and each other one watches the node right before it. The layout is that of Curator's
+//! holds the lock, and each other node watches the one right before it. The layout is that of Curator's
 //! `InterProcessMutex`, so both exclude each other:
 //!
 //! ```text
@@ -10,17 +10,17 @@
 //! /locks/order:1/_c_<owner>-lock-0000000009        waits, watches ..07
 //! ```
 //!
-//! 1. **The session is the lease.** A node lives as long as its session. There is a session for each class of ttls, whose timeout exceeds
-//!    them. A lease that ends earlier is deleted by its process. A renewal is a transaction without a change, one for all
-//!    leases of a session: a majority has to take it.
+//! 1. **The session is the lease.** A node lives as long as its session. There is a session for each class of ttls, whose timeout
+//!    exceeds those ttls. A lease that ends earlier is deleted by its process. A renewal is a transaction without a change, one
+//!    for all leases of a session: a majority has to take it.
 //! 2. **The owner token is in the name**, so a node whose answer was lost is found again. Requests of a session are
-//!    executed in their order, also after a reconnect: a look after a lost answer tells its outcome.
+//!    executed in their order, even after a reconnect: a look after a lost answer tells its outcome.
 //! 3. **A claim is recorded before its request is sent**, and until its node is known to be gone. What a dropped call
 //!    or a lost connection leaves is deleted at the claim's deadline.
 //! 4. **A fence is the number of a transaction**: of the node's creation, or of a write to the container.
-//! 5. **A node moves between sessions** in one transaction that deletes it and makes it anew, in the same position: when
-//!    a lease becomes longer than its session.
-//! 6. **The data of a node is a text about its owner**, or empty. No request decides by it, and Curator reads none.
+//! 5. **A node moves between sessions** in one transaction that deletes it and makes it again, in the same position. It moves
+//!    when a lease becomes longer than its session.
+//! 6. **The data of a node is a text about its owner**, or empty. No request depends on it, and Curator does not read it.
 //!
 //! The files from bottom to top: `protocol`, `url`, `node_path`, `server_error`, `transport`, `exchange` and `open_exchange`
 //! (requests without an answer), `session` with `session_task`, `ttl_classes` (all sessions), `lock_node`, `owner_claims` and
@@ -96,7 +96,7 @@ struct ZooKeeper {
 impl Drop for ZooKeeper {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
-        // Claims hold their sessions, which would go on otherwise.
+        // Claims hold their sessions, which would otherwise continue.
         for session in self.nodes.classes.all() {
             session.begin_close(self.nodes.claims.end_of_session(session.number));
         }
@@ -117,7 +117,7 @@ impl ZooKeeper {
             access: dialer.ensemble.access(has_login),
             claims,
             classes,
-            // The call ends at the request timeout, with all answers that are there.
+            // The call ends at the request timeout, with all answers that have arrived.
             renewal_limit: config.request_timeout * 4 / 5,
         });
         nodes.make_root(&nodes.classes.first().await?).await?;
@@ -134,7 +134,7 @@ impl ZooKeeper {
         Ok(Self { nodes, has_login, tasks })
     }
 
-    /// One call for each of `requests`, all at once. Dropping it drops the calls.
+    /// One call for each of `requests`, all at the same time. Dropping it drops the calls.
     async fn each<R, T, F>(
         &self,
         requests: &[R],
@@ -171,7 +171,7 @@ impl Backend for ZooKeeper {
         &self,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        // Also a repeated request may be the first one that is answered.
+        // Even a repeated request may be the first one that is answered.
         let queued = requests.iter().filter(|request| request.enqueue);
         let pending = self.nodes.claims.events.expect(queued.map(|it| it.owner).collect());
         let call = |nodes: Arc<LockNodes>, request| async move { nodes.acquire(&request).await };

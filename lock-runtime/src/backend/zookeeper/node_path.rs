@@ -8,12 +8,12 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 
 use crate::backend::Owner;
 
-/// What a name of a node cannot contain. All text beyond ASCII is encoded too, see `utf8_percent_encode`.
+/// What the name of a node cannot contain. All text beyond ASCII is encoded too, see `utf8_percent_encode`.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'/').add(b'%');
 
-/// What stands before the owner token in the name of a node.
+/// What precedes the owner token in the name of a node.
 const PROTECTED: &str = "_c_";
-/// What stands before the number that the server appends.
+/// What precedes the number that the server appends.
 const LOCK: &str = "lock-";
 
 /// The path of the container of `key` below `root`. Different keys have different paths.
@@ -31,7 +31,7 @@ pub(crate) fn container(root: &str, key: &str) -> String {
     }
 }
 
-/// The key of the container with this name. `None` for a name that is none.
+/// The key of the container with this name. `None` for any other name.
 pub(crate) fn key_of(name: &str) -> Option<String> {
     (name != "zookeeper")
         .then(|| percent_decode_str(name).decode_utf8().ok())
@@ -44,7 +44,7 @@ pub(crate) fn new_node(container: &str, owner: &Owner) -> String {
     format!("{container}/{}{LOCK}", owner_prefix(owner))
 }
 
-/// The path of `contender`, which is `owner`'s, behind its move into the session `id`.
+/// The path of `contender`, a node of `owner`, after its move into the session `id`.
 pub(crate) fn moved_node(container: &str, owner: &Owner, id: i64, contender: &Contender) -> String {
     let number = contender.name.rsplit_once(LOCK).map_or("", |(_, number)| number);
     format!("{container}/{}{id:x}-{LOCK}{number}", owner_prefix(owner))
@@ -89,7 +89,7 @@ impl Contender {
         Some(Self { name: name.to_owned(), number })
     }
 
-    /// Whether this node comes before `other`. Numbers that have wrapped come behind those that have not.
+    /// Whether this node comes before `other`. Numbers that have wrapped come after those that have not.
     pub(crate) fn is_before(&self, other: &Self) -> bool {
         match self.number.wrapping_sub(other.number) {
             0 => self.name < other.name,
@@ -101,12 +101,12 @@ impl Contender {
         self.name.starts_with(&owner_prefix(owner))
     }
 
-    /// The owner, if the name has the form of this crate's nodes. That of Curator has a UUID in the place of the token.
+    /// The owner, if the name has the form of this crate's nodes. A name of Curator has a UUID in place of the token.
     pub(crate) fn owner(&self) -> Option<Owner> {
         owner_in_name(&self.name).filter(|owner| self.is_of(owner))
     }
 
-    /// Whether it was moved into another session: the name has the number of that one.
+    /// Whether it was moved into another session: the name has the number of that session.
     pub(crate) fn is_moved(&self) -> bool {
         let rest = self.owner().and_then(|owner| self.name.strip_prefix(&owner_prefix(&owner)));
         rest.is_none_or(|rest| !rest.starts_with(LOCK))

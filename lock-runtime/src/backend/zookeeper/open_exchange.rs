@@ -13,7 +13,7 @@ pub(crate) const LONGEST_PING_INTERVAL: Duration = Duration::from_millis(500);
 /// By how much a sign of life may be late, because the process was not scheduled or the network took no bytes.
 const LATENESS: Duration = Duration::from_millis(500);
 
-/// How long a connection may have no answer, of a pool with this request timeout.
+/// How long a connection may go without an answer, in a pool with this request timeout.
 pub(crate) fn longest_silence(request_timeout: Duration) -> Duration {
     const LONGEST: Duration = Duration::from_secs(4);
     request_timeout.min(LONGEST)
@@ -47,7 +47,7 @@ pub(crate) struct OpenExchange {
     sent: Instant,
     /// When the pings without an answer were appended.
     pings: VecDeque<Instant>,
-    /// When to end at the latest, if the pool is closed.
+    /// The latest time to end, if the pool is closed.
     pub(crate) closing: Option<Instant>,
 }
 
@@ -102,7 +102,7 @@ impl OpenExchange {
         self.waits_since().is_some_and(|since| now.since(since) >= self.signs.silence_limit)
     }
 
-    /// Whether the last sign of life was too long ago, because the process stood still or the network took nothing. The session
+    /// Whether the last sign of life was too long ago, because the process was stopped or the network took nothing. The session
     /// may then end right after an answer: only a new connection proves that it lives.
     pub(crate) fn is_late(&self, now: Instant) -> bool {
         self.closing.is_none() && now.since(self.outgoing.taken) > self.signs.interval + LATENESS
@@ -200,7 +200,7 @@ mod tests {
         assert!(open.is_late(at(2_300)), "a part of the second frame");
         open.outgoing.on_taken(1, at(2_400));
         assert!(!open.is_late(at(3_400)) && open.outgoing.bytes().is_empty());
-        // The next frame begins anew.
+        // The next frame starts over.
         open.ping_if_due(at(3_400));
         open.outgoing.on_taken(4, at(3_500));
         assert!(open.is_late(at(3_500)));

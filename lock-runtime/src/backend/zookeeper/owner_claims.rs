@@ -40,7 +40,7 @@ pub(crate) struct ClaimIndex {
 pub(super) struct ListedContainer {
     /// How many lists are in progress.
     pub(super) lists: usize,
-    /// How many notifications there were meanwhile, and ends of connections.
+    /// How many notifications and ends of connections there were meanwhile.
     pub(super) changes: u64,
 }
 
@@ -68,7 +68,7 @@ impl Claims {
         true
     }
 
-    /// Records what tells of a change around a held key: of the node at `path`, or of any.
+    /// Records what reports a change around a held key, for the node at `path` or for any.
     pub(super) fn watch(
         &mut self,
         owner: &Owner,
@@ -96,7 +96,7 @@ impl Claims {
         self.forget_unused(owner);
     }
 
-    /// Removes the node at `path`, unless it was replaced meanwhile. Returns whether it was to be deleted.
+    /// Removes the node at `path`, unless it was replaced meanwhile. Returns whether it was about to be deleted.
     pub(super) fn remove_node(&mut self, owner: &Owner, key: &Key, path: &str) -> Option<bool> {
         let slots = &self.state(owner)?.slots;
         let was_leaving = slots.iter().find_map(|(of, slot)| match slot {

@@ -21,7 +21,7 @@ use crate::base::key::Key;
 /// When a deletion without an answer is repeated.
 pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
 
-/// A node that is to be deleted.
+/// A node that will be deleted.
 struct EndingNode {
     key: Key,
     path: String,
@@ -66,8 +66,8 @@ impl LockNodes {
         }
     }
 
-    /// Deletes all nodes of the owner below the containers of `keys`. Whether it held all keys. What is not found any more is
-    /// forgotten if `is_last`; before that, it may come late.
+    /// Deletes all nodes of the owner below the containers of `keys`. Returns whether it held all keys. A node that is not found
+    /// is forgotten if `is_last`; before that, it may still appear.
     pub(crate) async fn free(
         &self,
         session: &LiveSession,
@@ -106,7 +106,7 @@ impl LockNodes {
         Ok(is_held)
     }
 
-    /// Deletes `ending`. Returns the granted keys of which all nodes were gone already.
+    /// Deletes `ending`. Returns the granted keys whose nodes were all gone already.
     async fn delete_ending(
         &self,
         session: &LiveSession,
@@ -128,7 +128,7 @@ impl LockNodes {
         Ok(gone)
     }
 
-    /// Deletes the nodes of the owner that this process does not know. Whether they held all of `keys`.
+    /// Deletes the nodes of the owner that this process does not know. Returns whether they held all of `keys`.
     async fn free_others(
         &self,
         session: &LiveSession,
@@ -146,7 +146,7 @@ impl LockNodes {
         Ok(keys.iter().all(is_freed))
     }
 
-    /// Marks the nodes of these keys as about to be deleted, also if no answer comes. Returns what they were.
+    /// Marks the nodes of these keys as about to be deleted, even if no answer comes. Returns what they were.
     fn mark_leaving<'a>(&self, owner: &Owner, keys: impl Iterator<Item = &'a Key>) -> FormerClaim {
         let deadline = self.claims.owners.deadline(owner);
         let (mut nodes, mut ends) = (Vec::new(), false);
@@ -154,7 +154,7 @@ impl LockNodes {
             ends = true;
             if let Some(Slot::Node(node)) = self.claims.slot(owner, key) {
                 self.claims.set(owner, key, Slot::Node(node.clone().leaving()));
-                // Also if an owner has several nodes for one key.
+                // Only once, even if an owner has several nodes for one key.
                 if nodes.iter().all(|(of, _)| of != key) {
                     nodes.push((key.clone(), node));
                 }
@@ -220,7 +220,7 @@ impl LockNodes {
         Ok(ending)
     }
 
-    /// Keeps the keys locked for the time that the request says, also if the process ends.
+    /// Keeps the keys locked for the time that the request says, even if the process ends.
     async fn keep(
         &self,
         session: &LiveSession,
@@ -270,7 +270,7 @@ impl LockNodes {
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
     }
 
-    /// The node of the request's one key, and the successor, if the node's session can hold it for the successor too.
+    /// The node of the request's one key, and the successor, if the node's session is also long enough for the successor.
     fn for_successor<'a>(&self, request: &'a ReleaseRequest) -> Option<(LockNode, &'a Successor)> {
         let successor = request.successor.as_ref()?;
         let [key] = &*request.lease.keys else { return None };
@@ -345,7 +345,7 @@ impl LockNodes {
         if !self.claims.set(next, key, Slot::Node(queued.clone())) {
             return Ok(ReleaseOutcome::Freed);
         }
-        // The successor looks for itself.
+        // The successor looks on its own.
         let Ok(listing) = KeyListing::read(listing) else {
             return Ok(ReleaseOutcome::successor_queued(Duration::ZERO));
         };
@@ -361,7 +361,7 @@ impl LockNodes {
                 wait_mode: WaitMode::Queued { retry_after },
                 ..
             })) => retry_after,
-            // The successor looks for itself.
+            // The successor looks on its own.
             Ok(_) | Err(_) => Duration::ZERO,
         }))
     }

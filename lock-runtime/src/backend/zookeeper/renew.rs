@@ -1,6 +1,6 @@
-//! Renewals: whether the session of each node lives, asked of a majority.
+//! Renewals: a majority confirms that the session of each node is alive.
 //!
-//! Nodes that are watched need one request for each session, however many there are: notifications come before later
+//! Nodes that are watched need one request for each session, however many there are. Notifications come before later
 //! answers, so a node that is still known after the answer was there when the leader answered.
 
 use std::collections::HashMap;
@@ -53,7 +53,7 @@ impl KnownNodes {
         self.errors.insert((of.owner, of.key.clone()), error);
     }
 
-    /// What was not read has `error`.
+    /// Nodes that were not read have `error`.
     fn fail_rest(&mut self, of: &SessionLeases, error: &BackendError) {
         if !self.is_confirmed {
             self.unconfirmed = Some(error.clone());
@@ -75,7 +75,7 @@ impl KnownNodes {
 const LISTED_AT_ONCE: usize = 1_000;
 
 impl LockNodes {
-    /// Asks all sessions at once, and for each lease that is unknown here at the same time. What has no answer in time fails alone.
+    /// Asks all sessions, and for each lease that is unknown here, at the same time. Only what has no answer in time fails.
     pub(crate) async fn renew(
         self: &Arc<Self>,
         leases: &[LeaseRef],
@@ -167,7 +167,7 @@ impl LockNodes {
         confirmed(&answers.next().ok_or_else(malformed)?)?;
         known.is_confirmed = true;
         let mut listings: Vec<_> = answers.map(KeyListing::read).collect();
-        // After a reconnect there may be more of them than one group can have.
+        // After a reconnect there may be more unwatched nodes than one group can have.
         loop {
             let unread = &of.unwatched[known.read..];
             for (unwatched, listing) in unread.iter().zip(listings) {
@@ -211,7 +211,7 @@ impl LockNodes {
         LeaseStatus::Held
     }
 
-    /// Renews a lease whose nodes are unknown here, or in a session that is too short for it. They are moved.
+    /// Renews a lease whose nodes are unknown here, or in a session that is too short for it. The nodes are moved.
     async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let turn = self.claims.owners.begin(lease.owner, lease.kept_for()).await;
         let owner = turn.owner();

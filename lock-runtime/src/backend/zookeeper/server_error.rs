@@ -79,7 +79,7 @@ pub(crate) fn connection_lost(server: &str, why: &str) -> BackendError {
     .remedy("it is opened again by itself")
 }
 
-/// The bytes are none of the protocol.
+/// The bytes do not follow the protocol.
 #[cold]
 pub(crate) fn malformed() -> BackendError {
     BackendError::new(FailureKind::MaybeApplied, "ZooKeeper has answered in an unexpected form")
@@ -123,7 +123,7 @@ pub(crate) fn session_too_short(
     )
 }
 
-/// A server goes on with a session for a shorter time than was agreed to.
+/// A server resumes a session for a shorter time than was agreed.
 #[cold]
 pub(crate) fn session_shortened(server: &str, agreed: Duration, offered: Duration) -> BackendError {
     let message = format!(

@@ -1,8 +1,8 @@
 //! A session with the ensemble: what this process holds ends with it.
 //!
-//! The server executes the requests of a session in the order in which they were sent, also after a change of the
-//! connection: it refuses what a former connection of the session has left in another server. So an answer to a
-//! later request tells the outcome of all earlier ones.
+//! The server executes the requests of a session in the order in which they were sent, even after a change of the
+//! connection. It refuses what a former connection of the session has left at another server. So an answer to a later
+//! request tells the outcome of all earlier ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use crate::backend::zookeeper::server_error::{closed, malformed};
 
 /// What a session is told to do.
 pub(crate) enum SessionRequest {
-    /// Send these one after the other, in this incarnation of the session.
+    /// Send these one after another, in this incarnation of the session.
     Group { incarnation: u64, operations: Vec<NodeOperation>, reply: GroupReply },
     /// End the connection after all requests that were sent before.
     Close(SessionEnd),
@@ -29,7 +29,7 @@ pub(crate) enum SessionRequest {
 pub(crate) enum SessionEnd {
     /// All of it.
     Session,
-    /// These deletions. The session goes on until its timeout.
+    /// These deletions. The session continues until its timeout.
     Nodes(Vec<NodeOperation>),
 }
 
@@ -95,7 +95,7 @@ impl SessionClient {
     /// The session, as soon as the first connection attempt is over.
     ///
     /// # Errors
-    /// That of the last connection, while there is none.
+    /// The error of the last connection, while there is none.
     pub(crate) async fn opened(self: &Arc<Self>) -> Result<LiveSession, BackendError> {
         let mut state = self.state.clone();
         let known = state.wait_for(|state| !matches!(state, SessionState::Opening)).await;
@@ -164,7 +164,7 @@ impl LiveSession {
         self.client.incarnation.load(Ordering::SeqCst) == self.open.incarnation
     }
 
-    /// Sends `operations` one after the other, before this method returns.
+    /// Sends `operations` one after another, before this method returns.
     pub(crate) fn send(&self, operations: Vec<NodeOperation>) -> AwaitedGroup {
         let (reply, answers) = oneshot::channel();
         let request =
@@ -184,7 +184,7 @@ impl LiveSession {
     }
 }
 
-/// The answers to a group of operations. Dropping it gives a group up that was not sent yet.
+/// The answers to a group of operations. Dropping it gives up a group that was not sent yet.
 pub(crate) struct AwaitedGroup(oneshot::Receiver<GroupAnswers>);
 
 impl AwaitedGroup {

@@ -29,7 +29,7 @@ use crate::backend::zookeeper::transport::{EnsembleDialer, take_frames, why};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
-/// The most requests that are taken over at once.
+/// The most requests that are taken over together.
 const BATCH: usize = 256;
 
 /// No more requests are taken over while this many bytes wait for the network.
@@ -65,7 +65,7 @@ enum ConnectionEnd {
 enum TakenUp {
     Open,
     Expired,
-    /// The session would end earlier than was agreed to, also for locks that are held.
+    /// The session would end earlier than was agreed, even for locks that are held.
     Shortened(BackendError),
 }
 
@@ -129,8 +129,8 @@ impl SessionTask {
         OpenSession { id: self.identity.id, incarnation, timeout: self.timeout, server }
     }
 
-    /// Connects until the session is open: a new one at the first server that serves, one that goes on at one server after the
-    /// other. Requests wait for the first attempt, and fail at once after it. `None` if the pool is closed.
+    /// Connects until the session is open: a new one at the first server that serves, a resumed one at one server after another.
+    /// Requests wait for the first attempt, and fail immediately after it. `None` if the pool is closed.
     async fn open(
         &mut self,
         backoff: &mut Backoff,
@@ -139,12 +139,12 @@ impl SessionTask {
         let servers = self.dialer.servers.count();
         let since = self.clock.now();
         let (mut tried, mut shortened) = (0, 0);
-        // The first attempt after a loss is made at once if the connection has served.
+        // The first attempt after a loss is made immediately if the connection has served.
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {
             if self.clock.now().since(since) > self.timeout {
-                // The session is over, unless all servers were away. Servers that were restored from a copy refuse what has seen
-                // later transactions, before they look for the session.
+                // The session is over, unless all servers were away. Servers that were restored from a copy refuse a session that
+                // has seen later transactions, before they look for it.
                 self.identity.last_zxid = 0;
             }
             let is_new = self.identity.is_new();
@@ -281,7 +281,7 @@ impl SessionTask {
             if open.is_over(now) {
                 return Ok(());
             }
-            // Before any answer is read that came meanwhile.
+            // Before any answer that came meanwhile is read.
             if open.is_late(now) {
                 return Err(connection_lost(&name, "this process has sent nothing for too long"));
             }
@@ -325,7 +325,7 @@ impl SessionTask {
         let now = self.clock.now();
         match request {
             SessionRequest::Group { incarnation, operations, reply } => {
-                // A delete is sent although nothing waits for its answer any more.
+                // A delete is sent even if nothing waits for its answer any longer.
                 let ends_nodes =
                     operations.iter().any(|it| matches!(it, NodeOperation::Delete { .. }));
                 if incarnation != self.incarnation.load(Ordering::SeqCst) {

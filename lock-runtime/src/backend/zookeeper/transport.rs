@@ -44,7 +44,7 @@ impl EnsembleDialer {
         self.ensemble.login.is_some() || self.credentials.is_some()
     }
 
-    /// Connects to `server` within `limit`, and opens the session `identity` there or goes on with it.
+    /// Connects to `server` within `limit`, and opens the session `identity` there or resumes it.
     pub(crate) async fn open(
         &self,
         server: usize,
@@ -88,7 +88,7 @@ impl EnsembleDialer {
         Ok((stream, offer))
     }
 
-    /// The shortest timeout of a session at `server`: that of one which asks for less, and is ended at once.
+    /// The shortest timeout of a session at `server`: that of a session which asks for less, and is ended immediately.
     pub(crate) async fn shortest_session(&self, server: usize) -> Result<Duration, BackendError> {
         let (identity, asked) = (SessionIdentity::default(), Duration::from_millis(1));
         let opened = self.open(server, &identity, asked, self.limits.connect).await;
@@ -96,7 +96,7 @@ impl EnsembleDialer {
         let SessionOffer::Open { timeout, .. } = offer else {
             return Err(malformed().before_sending());
         };
-        // It also ends by itself.
+        // It also ends on its own.
         let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
         Ok(timeout)
     }

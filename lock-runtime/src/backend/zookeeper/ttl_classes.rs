@@ -1,12 +1,12 @@
 //! The sessions of a pool: one for each class of ttls, opened when a lock needs it.
 //!
 //! A node lives as long as its session, so the timeout of a session bounds how long the lock of a dead process stays.
-//! The timeout exceeds the ttl by a margin. The leader counts it from the last sign of life that it knows. That one is
-//! older than the grant or the renewal that it confirms, by at most:
+//! The timeout exceeds the ttl by a margin. The leader counts it from the last sign of life that it knows. That sign is older
+//! than the grant or the renewal that it confirms, by at most:
 //!
 //! 1. The longest time that a connection may go without an answer, after which it is replaced: [`longest_silence`].
 //! 2. The time between two signs of life: [`LONGEST_PING_INTERVAL`].
-//! 3. Half a tick: a server reports signs of life to the leader that often. [`LONGEST_TICK`] is provided for.
+//! 3. Half a tick: a server reports signs of life to the leader at this interval. The margin allows for [`LONGEST_TICK`].
 //! 4. [`SLACK`] for the way between the servers, and for a process that is not scheduled.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,13 +21,13 @@ use crate::backend::zookeeper::session_task::SessionTask;
 use crate::backend::zookeeper::transport::EnsembleDialer;
 use crate::base::clock::Clock;
 
-/// The longest `tickTime` of servers for which sessions outlive the belief of their holders.
+/// The longest `tickTime` of servers with which sessions outlast the validity that their holders assume.
 pub(crate) const LONGEST_TICK: Duration = Duration::from_secs(2);
 
-/// A part of the margin: also what a write to the network may be late by.
+/// A part of the margin: also how late a write to the network may be.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// The timeouts that are asked for, in seconds. The servers may agree to other ones.
+/// The requested timeouts, in seconds. The servers may agree to other timeouts.
 const CLASSES: [u64; 24] = [
     3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 40, 60, 90, 120, 180, 240, 360, 600, 900, 1_800, 3_600,
     7_200, 21_600, 86_400,
@@ -62,7 +62,7 @@ impl TtlClasses {
         Ok(classes)
     }
 
-    /// The timeout that a session needs, so that its nodes stay for `kept_for`.
+    /// The timeout that a session needs so that its nodes stay for `kept_for`.
     pub(crate) fn timeout_for(&self, kept_for: Duration) -> Duration {
         kept_for.saturating_add(self.margin)
     }

@@ -63,8 +63,8 @@ impl LockNodes {
         }
     }
 
-    /// Reads whether a held key is still held, and whether other owners wait. A failure is that of the connection: the next renewal
-    /// reads again.
+    /// Reads whether a held key is still held, and whether other owners wait. A failure is that of the connection: the next
+    /// renewal reads again.
     async fn look_around(&self, changed: ChangedHold) {
         let _ = self.read_changes(&changed).await;
     }
@@ -89,7 +89,7 @@ impl LockNodes {
             return Ok(());
         }
         self.claims.events.contended(key.as_str());
-        // From here on only the own node is of interest, and no owner that queues.
+        // From here on only the holder's own node matters, and no owner that queues.
         let listed = self.claims.list([node.path.clone()]);
         let [watch] = node.session.run([NodeOperation::Watch { path: node.path.clone() }]).await?;
         match watch {

@@ -23,11 +23,11 @@ const FORM: UrlForm = UrlForm {
 pub(crate) struct Ensemble {
     /// Host and port of each server.
     pub(crate) servers: Vec<(String, u16)>,
-    /// The node below which the locks are: a path without a slash at its end.
+    /// The node below which the locks are: a path without a trailing slash.
     pub(crate) root: String,
     /// `user:password`, as the server takes it.
     pub(crate) login: Option<String>,
-    /// `?acl=`. The creator's alone by default where there is a login.
+    /// `?acl=`. By default only the creator has access, where there is a login.
     pub(crate) access: Option<NodeAccess>,
     /// With the scheme `zookeepers`.
     pub(crate) tls: Option<TlsFiles>,

@@ -127,7 +127,7 @@ pub(crate) struct ReleaseArgs {
     pub(crate) operator: String,
 }
 
-/// The user that has logged in, by the variables of the login.
+/// The user that has logged in, from the variables of the login.
 fn user() -> String {
     let names = ["SUDO_USER", "USER", "LOGNAME", "USERNAME"];
     let named = |name| std::env::var(name).ok().filter(|user| !user.is_empty());
@@ -149,7 +149,7 @@ impl CommandLine {
 }
 
 impl StoreArgs {
-    /// The same with the URL of a command, if it has one.
+    /// The same arguments with the URL of a command, if it has one.
     pub(crate) fn at(&self, url: Option<&str>) -> Self {
         let url = url.map(str::to_owned).or_else(|| self.url.clone());
         Self { url, ..self.clone() }
@@ -169,7 +169,7 @@ impl StoreArgs {
     }
 }
 
-/// An empty text is that of a variable that is not set, as for a pool.
+/// An empty text means a variable that is not set, as for a pool.
 fn request_timeout(text: &str) -> Result<Duration, String> {
     duration(if text.is_empty() { REQUEST_TIMEOUT } else { text })
 }

@@ -1,4 +1,4 @@
-//! `lockctl bench`: what locks cost on the store of a user, from where the user is.
+//! `lockctl bench`: what locks cost on a store, measured from this machine.
 
 // A program that measures reads clocks.
 #![allow(clippy::disallowed_methods)]
@@ -18,7 +18,7 @@ use crate::output::{End, Output, STRONG, latency_text};
 /// How long the release of all locks may take after a failure.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// What one part has measured.
+/// What one part measured.
 struct Measured {
     name: &'static str,
     tasks: usize,

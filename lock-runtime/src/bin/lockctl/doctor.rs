@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::output::{BAD, End, FAINT, GOOD, HELD, Output, latency_text, printable};
 
-/// How many requests the latency is measured by.
+/// The number of requests that measure the latency.
 const REQUESTS: usize = 100;
 
 /// A slower store makes short ttls and request timeouts fail.
@@ -32,7 +32,7 @@ pub(crate) async fn run(store: &StoreArgs, output: &Output) -> Result<End, Failu
     let latency = match latency_of(&pool).await {
         Ok(latency) => latency,
         Err(failure) => {
-            // What was found so far is worth more than nothing.
+            // Partial findings are better than none.
             let json = json!({ "connected": true, "error": failure.of_store().map(ToString::to_string), "findings": findings });
             output.print(&json, || findings.iter().map(|it| finding_text(it, true)).collect())?;
             return Err(failure);

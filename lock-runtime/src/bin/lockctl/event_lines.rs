@@ -1,4 +1,4 @@
-//! Events of the library as lines on the standard error, for a log of what was done.
+//! Events of the library as lines on standard error, for a log of what was done.
 
 use std::fmt::{Debug, Write};
 
@@ -11,7 +11,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::output::{FAINT, printable};
 
-/// Prints each warning from now on, as `event: released by force owner=1f2e3d4c by=alice at web-7/4711`.
+/// Prints each warning from now on, in the form `event: released by force owner=1f2e3d4c by=alice at web-7/4711`.
 pub(crate) fn print() {
     // The program has no other subscriber.
     let _ = set_global_default(EventLines);
@@ -62,7 +62,7 @@ impl Visit for EventLine {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // A text takes all of it.
+        // Writing to a `String` cannot fail.
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),

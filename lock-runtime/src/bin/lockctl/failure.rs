@@ -26,7 +26,7 @@ impl Failure {
         Self::Refused(why)
     }
 
-    /// The error of a store, which may be what was looked for.
+    /// The error of a store, which may be the answer that was sought.
     pub(crate) fn of_store(&self) -> Option<&LockError> {
         match self {
             Self::Lock(error) if error.kind() == ErrorKind::Backend => Some(error),
@@ -40,7 +40,7 @@ impl Failure {
         match self {
             Self::Lock(error) if is_config(error) => REFUSED.into(),
             Self::Refused(_) => REFUSED.into(),
-            // `lockctl ls | head` is no failure.
+            // `lockctl ls | head` is not a failure.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             Self::Lock(_) | Self::Output(_) => FAILED.into(),
         }

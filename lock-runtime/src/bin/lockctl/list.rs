@@ -17,7 +17,7 @@ pub(crate) struct Listing {
     /// Where silent nodes of a quorum decide, the holder is not known.
     rows: Vec<(Key, Result<Inspection, LockError>)>,
     left_out: LeftOut,
-    /// Whether any lock could be read, one that is free by now included.
+    /// Whether any lock could be read, including one that is free by now.
     has_answer: bool,
 }
 
@@ -27,7 +27,7 @@ enum LeftOut {
     None,
     /// More than the limit.
     AboveLimit,
-    /// Behind the point at which the search of the store ended: it has too many keys, or moves some.
+    /// After the point at which the search of the store ended: the store has too many keys, or moves some.
     BehindSearch,
     /// Not read, as the store no longer answered.
     Unread(usize),
@@ -108,7 +108,7 @@ impl Listing {
         json!({ "locks": self.rows.iter().map(row).collect::<Vec<_>>(), "complete": is_complete })
     }
 
-    /// A table. Colours stand around whole cells, so that the columns stay aligned.
+    /// A table. Colours surround whole cells, so that the columns stay aligned.
     pub(crate) fn text(&self) -> String {
         let head = ["KEY", "HOLDER", "EXPIRES", "FENCE", "WAITING", "PROCESS"];
         let mut cells = vec![head.map(str::to_owned)];
@@ -116,7 +116,7 @@ impl Listing {
         let width = |column: usize| {
             cells.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
         };
-        // The last one ends the line.
+        // The last cell ends the line.
         let widths: [usize; 6] =
             std::array::from_fn(|column| if column == 5 { 0 } else { width(column) });
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! `lockctl`: shows and tends the locks of a store, from any machine that reaches it.
+//! `lockctl`: shows and manages the locks of a store, from any machine that reaches it.
 //!
 //! A client of the public API: it imports nothing of the library's layers, and includes one file of them. `args` is the
 //! command line, `failure` its exit codes, `output` text or JSON, and `secret` keeps passwords out of both. `event_lines`
@@ -46,7 +46,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Help goes to the standard output, errors without the passwords of the arguments to the standard error.
+/// Help goes to standard output, and errors without the passwords of the arguments go to standard error.
 fn misused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         error.exit();
@@ -54,7 +54,7 @@ fn misused(error: &clap::Error) -> ExitCode {
     let arguments = std::env::args_os().map(|it| it.to_string_lossy().into_owned());
     let (mut text, mut is_printable) = (error.render().ansi().to_string(), true);
     for argument in arguments {
-        // Before any character is escaped: the text still has the argument as it is.
+        // Before any character is escaped: the text still has the argument unchanged.
         text = secret::hidden(&text, &argument);
         is_printable &= !argument.contains(is_unprintable);
     }

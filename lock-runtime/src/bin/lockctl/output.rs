@@ -31,7 +31,7 @@ pub(crate) enum Format {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Done,
-    /// The store cannot be reached, or tells no holder.
+    /// The store cannot be reached, or does not show the holder.
     Unreachable,
     /// The key is free, or another owner holds it.
     NotHeld,
@@ -50,7 +50,7 @@ impl End {
     }
 }
 
-/// Standard output. Colours are left out where it is no terminal, and with `NO_COLOR`.
+/// Standard output. Colours are left out where it is not a terminal, and with `NO_COLOR`.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) format: Format,
@@ -85,7 +85,7 @@ impl Output {
         if !stdout.is_terminal() || std::env::var_os("TERM").is_some_and(|it| it == "dumb") {
             return self.raw(text.as_bytes());
         }
-        // Without colours `anstream` would drop these sequences, too.
+        // Without colours `anstream` would also drop these sequences.
         let is_plain = AutoStream::choice(&stdout) == ColorChoice::Never;
         let text = if is_plain { strip_str(text).to_string() } else { text.to_owned() };
         let text = text.replace('\n', &format!("{REST_OF_LINE}\n"));
@@ -101,7 +101,7 @@ impl Output {
     }
 }
 
-/// `text` without characters that a terminal would obey, or that change the order or the width of others.
+/// `text` without characters that control a terminal, or that change the order or the width of others.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_unprintable) {
         return Cow::Borrowed(text);

@@ -32,7 +32,7 @@ pub(crate) async fn run(
     confirm(args, &holder, shown.waiting)?;
     event_lines::print();
     let released = pool.force_release_by(&args.operator, key, &holder).await;
-    // Its events are printed by then, also after an error.
+    // Its events are printed by then, even after an error.
     pool.shutdown(Duration::ZERO).await;
     report(output, key, &holder, released?)
 }

@@ -1,9 +1,9 @@
-//! What of an argument is never printed.
+//! The parts of an argument that are never printed.
 
 /// `text` without the log-in and the parameters of a URL in `argument`, which it may quote.
 pub(crate) fn hidden(text: &str, argument: &str) -> String {
     let Some((_, url)) = argument.split_once("://") else { return text.to_owned() };
-    // A password may contain each other character, unless it is encoded.
+    // A password may contain any other character, unless it is encoded.
     let (before, secret) = match url.split_once('?') {
         _ if url.contains('@') => ("://", url),
         Some((_, parameters)) => ("?", parameters),

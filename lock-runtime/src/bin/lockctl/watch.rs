@@ -48,7 +48,7 @@ pub(crate) async fn run(
         if is_last {
             return Ok(listing.end());
         }
-        // A search that takes long is not repeated all the time.
+        // A slow search is not repeated constantly.
         let pause = SHORTEST_PAUSE.max(took * 10).min(args.interval.max(took * 10));
         sleep(pause).await;
         let _ = timeout(args.interval.saturating_sub(pause), changes.changed()).await;

@@ -61,8 +61,8 @@ impl Lease {
         });
     }
 
-    /// The store has confirmed a renewal behind its [failure](Self::on_renewal_failed). It was sent at `sent`. The next one stays due,
-    /// because the key may have changed since. `false` if the lease is not held any more.
+    /// The store has confirmed a renewal after its [failure](Self::on_renewal_failed). It was sent at `sent`. The next one
+    /// stays due, because the key may have changed since. `false` if the lease is not held any more.
     pub(crate) fn on_late_answer(&self, sent: Instant) -> bool {
         let mut state = self.state();
         let is_held = matches!(state.phase, Phase::Held | Phase::Renewing) && self.is_held();
@@ -92,8 +92,8 @@ impl Lease {
         self.state().unconfirmed.clone()
     }
 
-    /// The renewal in flight has ended. It may have been applied as late as `stored_from`, also if it failed. `go_on`
-    /// is for a lease that is still held.
+    /// The renewal in flight has ended. It may have been applied as late as `stored_from`, even if it failed. `go_on` is
+    /// for a lease that is still held.
     fn renewal_over(&self, stored_from: Instant, go_on: impl FnOnce(&mut LeaseState)) {
         let mut state = self.state();
         match state.phase {

@@ -153,7 +153,7 @@ fn a_loss_stays_one_when_the_holder_lets_go() {
     assert!(lease.lose(Loss::Taken));
     assert!(lease.begin_release());
     assert_eq!((task.woken(), task.poll(&mut listener)), (1, LOST));
-    // And what is let go cannot be lost.
+    // A released lease cannot be lost.
     let lease = self::lease();
     assert!(lease.begin_release() && !lease.lose(Loss::Taken));
     assert_eq!(task.poll(&mut Listener::new(&lease)), RELEASED);
@@ -170,7 +170,7 @@ fn a_lease_that_is_handed_on_ends_its_listeners() {
     assert_eq!((task.woken(), task.is_kept(), task.poll(&mut listener)), (1, false, RELEASED));
 }
 
-/// The waker of a task may be all that keeps it, and a listener with it.
+/// The waker of a task may be the only reference to it, and to a listener with it.
 #[test]
 fn a_waker_that_drops_a_listener_is_dropped_in_peace() {
     struct Owns(#[allow(dead_code)] Mutex<Option<Listener>>);

@@ -18,7 +18,7 @@ use crate::base::text::rounded;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimeLimits {
     pub(crate) longest: Duration,
-    /// Also for a wait that is shorter: what a request takes by experience.
+    /// The least time, even for a shorter wait: what a request usually takes.
     pub(crate) least: Duration,
 }
 
@@ -32,14 +32,14 @@ pub(crate) struct Attempts {
     pub(crate) since: Instant,
     /// Answered or failed requests.
     pub(crate) count: u32,
-    /// Whether the store may know the owner by an answered request: it is in the wait queue, holds one of several keys, or has a
-    /// grant that no waiter took.
+    /// Whether the store may know the owner from an answered request. The owner is in the wait queue, holds one of several
+    /// keys, or has a grant that no waiter took.
     pub(crate) is_known: bool,
     /// Requests without an answer: each may have been applied, or may be applied later.
     pub(crate) unanswered: usize,
     /// When the store has forgotten the unanswered requests.
     pub(crate) ambiguous_until: Instant,
-    /// When it has forgotten all grants to this owner, answered or not.
+    /// When the store has forgotten all grants to this owner, answered or not.
     pub(crate) kept_until: Instant,
 }
 
@@ -72,7 +72,7 @@ impl Attempts {
         Self { count: 1, is_known: true, kept_until: now + next.ttl, ..Self::new(next.owner, now) }
     }
 
-    /// As [`for_successor`](Self::for_successor), by a release without an answer.
+    /// Like [`for_successor`](Self::for_successor), after a release without an answer.
     pub(crate) fn for_unconfirmed_successor(next: &Successor, now: Instant) -> Self {
         let successor = Self::for_successor(next, now);
         Self { unanswered: 1, ambiguous_until: successor.kept_until, ..successor }
@@ -149,7 +149,7 @@ impl Attempts {
         self.is_known |= matches!(wait_mode, WaitMode::Queued { .. });
         let poll = policy.retry_delay.map_or_else(|| self.poll_interval(), jitter::below);
         match wait_mode {
-            // `retry_count` counts requests, so they are sent also where the store would notify.
+            // `retry_count` counts requests, so they are sent even where the store would notify.
             WaitMode::Queued { retry_after } | WaitMode::Watch { retry_after }
                 if policy.retry_count.is_some() =>
             {
@@ -176,7 +176,7 @@ impl Attempts {
             self.ambiguous_until = self.ambiguous_until.max(until);
             self.kept_until = self.kept_until.max(until);
         }
-        // The limit is below the jitter, so that waiters stay out of step also there.
+        // The limit is below the jitter, so that waiters stay out of step there too.
         jitter::below(self.doubling().min(Duration::from_millis(160)))
     }
 
@@ -195,7 +195,7 @@ impl Attempts {
     }
 }
 
-/// How long a request may take that is sent at `now`. The end of the wait is the limit, except for the least time that a
+/// How long a request that is sent at `now` may take. The end of the wait is the limit, except for the least time that a
 /// request needs: the wait bounds when another request may begin. A single try has the whole request timeout.
 pub(crate) fn time_limit(
     limits: TimeLimits,
@@ -212,7 +212,7 @@ pub(crate) fn time_limit(
     longest.min(policy.ttl.validity())
 }
 
-/// As [`time_limit`], at the beginning of the wait. Equal for equal policies.
+/// Like [`time_limit`], at the beginning of the wait. Equal for equal policies.
 pub(crate) fn first_time_limit(limits: TimeLimits, policy: &Policy) -> Duration {
     let waits = match policy.wait {
         Wait::For(Duration::ZERO) | Wait::Forever => Duration::MAX,
@@ -228,7 +228,7 @@ pub(crate) fn is_out_of_attempts(policy: &Policy, attempts: u32) -> bool {
     most.is_some_and(|count| attempts > count)
 }
 
-/// Whether an outage ends a wait without a deadline: one of ten request timeouts, within the wait.
+/// Whether an outage ends a wait without a deadline: an outage of ten request timeouts, within the wait.
 pub(crate) fn is_cut_off(
     deadline: Option<Instant>,
     since: Instant,

@@ -23,7 +23,7 @@ use crate::lock::outgoing::FirstRequest;
 use crate::queue::key_queue::{Contention, QueueEntry, WaitFor, Waiter};
 use crate::queue::last_answer::LastAnswer;
 
-/// Sends `batch` by one request, within `time_limit`. `in_flight` is dropped when it is answered.
+/// Sends `batch` as one request, within `time_limit`. `in_flight` is dropped when it is answered.
 pub(crate) async fn send_batch(
     core: Arc<PoolCore>,
     in_flight: impl Send,
@@ -53,7 +53,7 @@ pub(crate) async fn send_batch(
     }
 }
 
-/// Waits until the store has room for `batch`, and rejects the requests whose wait ends before.
+/// Waits until the store has room for `batch`, and rejects the requests whose wait ends before that.
 async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Option<AdmissionSlot> {
     let mut admission = pin!(core.admit(batch.len()));
     if let Poll::Ready(permit) = poll_once(admission.as_mut()).await {
@@ -153,7 +153,7 @@ fn on_answer(
     let is_over = deadline.is_some_and(|deadline| now >= deadline);
     if is_rejected || is_over || is_out_of_attempts(&spec.policy, 1) {
         let error = core.queue.wait_error(permit.key(), spec.policy.wait, now);
-        // The permit first: the caller may try the same key again at once.
+        // The permit first: the caller may try the same key again immediately.
         run::resume(core, permit, attempts, pause, reported);
         waiter.reject(error);
     } else {

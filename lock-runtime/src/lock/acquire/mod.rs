@@ -56,7 +56,7 @@ pub(crate) fn acquire(
 /// An acquire that waits for its lease.
 ///
 /// Dropping it leaves nothing behind. It leaves the queue. The driver awaits the answer to a request in flight, and
-/// releases what that may have been granted.
+/// releases what it may have been granted.
 #[derive(Debug)]
 pub(crate) enum PendingAcquire {
     One(Waiting<LockWaiter, HeldLease>),

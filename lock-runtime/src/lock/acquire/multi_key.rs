@@ -1,12 +1,12 @@
-//! Acquires several keys for one task, all or none. Runs on the driver, so that the undo completes also if the task is
+//! Acquires several keys for one task, all or none. Runs on the driver, so that the undo completes even if the task is
 //! cancelled.
 //!
-//! 1. **All permits, then the store.** All keys are requested with the permits of all of them, which the queues give in
-//!    one step. An answer that is no grant returns the permits.
-//! 2. **At the store like another process.** A request that waits there keeps permits that no task of this process
-//!    uses: of the keys that it holds, and of the key that it is queued for ([`stepwise`](super::stepwise)). All other
-//!    tasks send requests to the store as those of other processes do, and get the same answers.
-//! 3. **The wait is bounded.** The task gets its result at its deadline, also while an answer is awaited. Only the first
+//! 1. **All permits, then the store.** All keys are requested with the permits of all of them, which the queues give in one
+//!    step. An answer that is not a grant returns the permits.
+//! 2. **At the store like another process.** A request that waits there keeps only permits that no task of this process
+//!    uses. They are those of the keys that it holds, and of the key that it is queued for ([`stepwise`](super::stepwise)).
+//!    All other tasks send requests to the store like tasks of other processes, and get the same answers.
+//! 3. **The wait is bounded.** The task gets its result at its deadline, even while an answer is awaited. Only the first
 //!    request has the least time that a request needs. The undo goes on here.
 
 use std::future::Future;
@@ -128,7 +128,7 @@ enum StepOutcome {
 /// Acquires the keys of `spec` for the task that waits for `reply`.
 ///
 /// # Errors
-/// As [`enqueue`](crate::queue::wait_queue::WaitQueues::enqueue); `reply` is dropped then.
+/// Same as [`enqueue`](crate::queue::wait_queue::WaitQueues::enqueue); `reply` is dropped then.
 pub(crate) fn spawn_multi_key(
     core: &Arc<PoolCore>,
     spec: Arc<LockSpec>,
@@ -345,7 +345,7 @@ impl MultiKeyTask {
             }
         };
         // Jitter separates two requests that wait for each other. Under the test scheduler clocks stand still, and chance
-        // does.
+        // separates them.
         #[cfg(test)]
         if back_off == Some(BackOff::HeldTooLong) && crate::base::sync::scheduler::by_chance() {
             return;
@@ -381,7 +381,7 @@ impl MultiKeyTask {
         }
     }
 
-    /// Undoes all requests of the present owner token, and continues under a new one.
+    /// Undoes all requests of the current owner token, and continues under a new one.
     fn back_off(&mut self, reason: BackOff) {
         match Owner::random() {
             Ok(owner) => {
@@ -420,7 +420,7 @@ impl MultiKeyTask {
         self.attempts.is_known |= is_step;
         let deadline = self.params.deadline;
         let limit = time_limit(core.time_limits(), &spec.policy, deadline, sent);
-        // A step asks for one of the keys: its answer says nothing about the others.
+        // A step requests one of the keys: its answer says nothing about the others.
         let asked = request[0].keys.clone();
         self.record(&asked, LastAnswer::Pending(sent));
         let is_first = self.attempts.count == 0;
@@ -517,7 +517,7 @@ impl MultiKeyTask {
         let mut undoing = pin!(undo_attempts(&core, attempts, keys, spec.policy.ttl.stored()));
         // All or nothing: partial holds are released before the error is returned, if the store is reachable.
         let is_undone = held_any && timeout(AT_ONCE, &mut undoing).await.is_ok();
-        // The permits first: the task may request the same keys again at once.
+        // The permits first: the task may request the same keys again immediately.
         drop((permit, registration));
         let error = if core.tracker.is_open() {
             let last_failure = core.queue.last_failure();

@@ -1,6 +1,6 @@
 //! Acquires a lock for the queue of a key: sends requests until the store grants it or no waiter is left.
 //!
-//! The task runs on the driver, so that the undo completes also if all callers are cancelled.
+//! The task runs on the driver, so that the undo completes even if all callers are cancelled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,9 +27,10 @@ use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::{KeyPermit, PermitHandler};
 use crate::queue::wait_queue::{AfterPass, HeadInfo};
 
-/// The most fencing tokens that one request reserves. Unused numbers make the counter run ahead of the clock, which
-/// seeds it after a loss of the store's data. The clock counts microseconds, and a holder takes longer than one. So few numbers may
-/// stay unused: a request reserves more than the last grant has used only if the last grant has used all.
+/// The maximum number of fencing tokens that one request reserves. Unused numbers make the counter run ahead of the clock,
+/// which seeds it after a loss of the store's data. The clock counts microseconds, and a holder takes longer than one. So
+/// only a few numbers may stay unused: a request reserves more than the last grant used only if that grant used all of
+/// them.
 const MOST_EXTRA_FENCES: usize = 1000;
 
 /// One acquire for the queue of a key, by the owner of its permit.
@@ -81,8 +82,8 @@ fn start(core: &Arc<PoolCore>, permit: KeyPermit) {
 }
 
 /// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification. Without a
-/// waiter the attempts are undone at once. With nothing to undo either, the permit has passed on when this returns. `reported` is
-/// the waiter to which another holder was reported.
+/// waiter the attempts are undone immediately. With nothing to undo either, the permit has passed on when this returns.
+/// `reported` is the waiter to which another holder was reported.
 pub(crate) fn resume(
     core: &Arc<PoolCore>,
     permit: KeyPermit,
@@ -172,7 +173,7 @@ impl AcquireTask {
         let core = &self.core;
         let mut until = core.clock().now() + pause;
         loop {
-            // Also of a notification that came before this task was known to the queue: the first request had no task.
+            // This includes a notification that came before this task was known to the queue: the first request had no task.
             if let Some(wake_at) = core.queue.take_wake_time(self.permit.key()) {
                 until = until.min(wake_at);
             }

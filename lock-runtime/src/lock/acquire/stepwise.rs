@@ -1,5 +1,5 @@
-//! The state machine of an acquire of several keys that are never free at once: one key at a time, by the wait queue of
-//! each. It does no I/O; [`multi_key`](super::multi_key) sends its requests.
+//! The state machine of an acquire of several keys that are never free at the same time. It takes one key at a time, by the
+//! wait queue of each. It does no I/O; [`multi_key`](super::multi_key) sends its requests.
 //!
 //! ```text
 //! optimistic ── contended ──> stepwise: queued for the next key ── granted ──> one more key
@@ -8,35 +8,36 @@
 //!   └── back off: lost, or the store has no queue                 └── granted: the lease
 //! ```
 //!
-//! 1. **The request for all keys decides.** It alone makes the lease and mints the fence, and the store grants it only if
-//!    each key is free or the owner's. No body runs under the partial hold, so to lose it costs time only.
+//! 1. **The request for all keys decides.** Only this request makes the lease and mints the fence. The store grants it only
+//!    if each key is free or the owner's. No body runs under the partial hold, so losing it only costs time.
 //! 2. **One order.** Each pass begins in the order of the keys, so that two requests do not wait for each other. After a
 //!    release two may, but only for the shortest time (4).
 //! 3. **Only in stores with wait queues.** Elsewhere a partial hold blocks other owners, and brings the next key no nearer.
 //!    An owner that is not queued after all, because its user may not use channels, backs off and stays optimistic.
 //! 4. **For a limited time.** An unused partial hold blocks other owners, and the holder of the next key may wait for it.
-//!    So the keys are released [`KEEP_CONTENDED`] after another owner waits for one of them. In any case they are after one
-//!    second, or what eight more keys take over a slow link. The owner stays in the queue of the next key with an empty hold, and is granted that one first. The time
-//!    doubles with each release, so that a slow queue is served in the end. It does not for a hold against the order,
-//!    such as of that key alone: with two keys in demand, owners of each then wait in the queue of the other.
-//! 5. **In no queue with the lease.** All keys are requested only while the owner is in no queue: in the optimistic state,
-//!    or after a grant of the key that it was queued for. Otherwise its release would notify its own owner token.
-//! 6. **A new owner token after each back-off.** Requests under the old one are undone like those of any acquire, also if
+//!    So the keys are released [`KEEP_CONTENDED`] after another owner waits for one of them. In any case they are released
+//!    after one second, or after the time that eight more keys take over a slow link. The owner stays in the queue of the
+//!    next key with an empty hold, and is granted that key first. The time doubles with each release, so that a slow queue
+//!    is served in the end. It does not double for a hold against the order, such as a hold of only that key. With two keys
+//!    in demand, owners of each would then wait in the queue of the other.
+//! 5. **In no queue with the lease.** All keys are requested only while the owner is in no queue. That is in the optimistic
+//!    state, or after a grant of the key that it was queued for. Otherwise its release would notify its own owner token.
+//! 6. **A new owner token after each back-off.** Requests under the old token are undone like those of any acquire, even if
 //!    they reach the store later.
 //!
 //! Interleavings:
 //!
-//! - The reply of a step is lost: the request is repeated under the same token; the store knows the holder or the queued
+//! - The reply of a step is lost: the request is repeated under the same token. The store knows the holder or the queued
 //!   owner of each key.
-//! - A reply is late and no longer valid: as if it were lost.
+//! - A reply is late and no longer valid: it is treated as lost.
 //! - A request arrives after the task gave up or backed off: its token is released until it has been undone.
-//! - The caller is dropped, the wait ends, the pool shuts down, in any state: all keys are released under the token, each
-//!   for itself, and the owner leaves each queue.
-//! - A key of the partial hold expires, or is deleted or taken: the next renewal reports it, or validity ends, or the
+//! - The caller is dropped, the wait ends, or the pool shuts down, in any state: all keys are released under the token, one
+//!   by one. The owner leaves each queue.
+//! - A key of the partial hold expires, or is deleted or taken. The next renewal reports it, or validity ends, or the
 //!   request for all keys is refused when no step is left.
 //! - The process is killed or frozen: its queue positions are skipped, and the partial hold ends with its ttl.
 //! - A notification arrives for a key whose permit the task owns: the task sends its request. For a token that was given
-//!   up: the store passes the lock on, because the queues of this process do not know the token.
+//!   up, the store passes the lock on, because the queues of this process do not know the token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,11 +62,11 @@ pub(crate) struct Stepwise {
 
 #[derive(Debug)]
 enum StepState {
-    /// Nothing is held, and all keys are requested at once. Stepwise from this moment on; `None` is never.
+    /// Nothing is held, and all keys are requested together. Stepwise from this moment on; `None` means never.
     Optimistic(Option<Instant>),
-    /// The key `at` is requested alone. `has_waited` once it was contended.
+    /// Only the key `at` is requested. `has_waited` once it was contended.
     Stepwise { at: usize, hold: Option<PartialHold>, has_waited: bool },
-    /// All keys are requested at once, and some are held.
+    /// All keys are requested together, and some are held.
     Final(PartialHold),
 }
 
@@ -88,7 +89,7 @@ const KEEP_CONTENDED: Duration = Duration::from_millis(100);
 
 const LONGEST_KEEP: Duration = Duration::from_millis(1_600);
 
-/// How long a partial hold lasts at most.
+/// The maximum length of a partial hold.
 const LONGEST_HOLD: Duration = Duration::from_secs(16);
 
 fn keep_contended(doublings: u32) -> Duration {
@@ -105,7 +106,7 @@ fn keep_contended(doublings: u32) -> Duration {
 pub(crate) enum NextStep {
     /// Wait for the store.
     Wait,
-    /// Send the next request at once.
+    /// Send the next request immediately.
     Request,
     BackOff(BackOff),
 }
@@ -143,7 +144,7 @@ impl Stepwise {
         Self { state, releases: 0, round_trip: Duration::ZERO }
     }
 
-    /// `request` for all keys, or as it is for the next key alone.
+    /// `request` for all keys, or in its form for only the next key.
     pub(crate) fn next_request(&self, spec: &LockSpec, request: AcquireRequest) -> AcquireRequest {
         match self.step() {
             Some(at) => AcquireRequest {
@@ -158,7 +159,7 @@ impl Stepwise {
         }
     }
 
-    /// The key that the next request is for, if it is for one alone.
+    /// The key that the next request is for, if it is for only one.
     pub(crate) fn step(&self) -> Option<usize> {
         match self.state {
             StepState::Stepwise { at, .. } => Some(at),
@@ -175,7 +176,7 @@ impl Stepwise {
         matches!(self.state, StepState::Stepwise { has_waited: true, .. })
     }
 
-    /// Whether the key `at` is held, or requested alone.
+    /// Whether the key `at` is held, or is the only one requested.
     pub(crate) fn involves(&self, at: usize) -> bool {
         self.step() == Some(at) || self.held().contains(&at)
     }
@@ -197,7 +198,7 @@ impl Stepwise {
             release_at: None,
         });
         hold.keys.push(at);
-        // The key that was waited for may have been the only contended one.
+        // The awaited key may have been the only contended one.
         self.state = match hold.missing(spec) {
             Some(next) if !has_waited => {
                 StepState::Stepwise { at: next, hold: Some(hold), has_waited: false }
@@ -324,7 +325,7 @@ impl Stepwise {
         (now >= hold.valid_until).then_some(BackOff::Lost)
     }
 
-    /// All keys are released under the present owner token, and requested at once under a new one.
+    /// All keys are released under the current owner token, and requested together under a new one.
     pub(crate) fn back_off(&mut self, now: Instant, reason: BackOff) {
         let held_for = self.hold().map_or(Duration::ZERO, |hold| now.since(hold.since));
         self.state = StepState::Optimistic(match reason {

@@ -29,7 +29,7 @@ fn key(name: &'static str) -> Key {
     Key::from_static(name)
 }
 
-/// A request for one key: its rank, and whether it has the permit at once.
+/// A request for one key: its rank, and whether it has the permit immediately.
 fn lock(queues: &WaitQueues<TestWaiter>, name: &'static str) -> (u64, bool) {
     let params = WaitParams::new(queues.clock.now(), Wait::Forever);
     let waiter = TestWaiter::new(name, false);
@@ -44,7 +44,7 @@ fn take_each(queues: &WaitQueues<TestWaiter>, names: &[&'static str]) {
     }
 }
 
-/// A request for several keys: whether it has the permits at once.
+/// A request for several keys: whether it has the permits immediately.
 fn request(
     queues: &WaitQueues<TestWaiter>,
     id: u64,
@@ -154,7 +154,7 @@ async fn a_key_is_reserved_after_ten_milliseconds_and_for_longer_each_time() {
         assert_eq!(described(queues.end_reservation(id)), [format!("lock {free}")]);
         assert_eq!(queues.reservation_ends_at(id), None);
         assert!(queues.take_head(&key(free), later, |_| false).is_some());
-        // Not reserved again for as long as it was.
+        // Stays unreserved for as long as it was reserved.
         after(ms(lasts) - ms(1)).await;
         assert_eq!(pass(&queues, &[other]), NOTHING);
         take_each(&queues, &[other]);

@@ -475,7 +475,7 @@ async fn a_waiter_is_rejected_at_its_deadline() {
     expiry.abort();
 }
 
-/// The keys whose linger is over now, and was ended by the look.
+/// The keys whose linger is over now, and whether this check ended it.
 fn lingered(queues: &WaitQueues<TestWaiter>) -> Vec<(Key, bool)> {
     let mut due = pin!(queues.lingered());
     match due.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -527,7 +527,7 @@ async fn a_lock_does_not_linger_while_something_waits_for_it() {
         behind(&queues, kind);
         assert!(!queues.may_linger(&KEY, None, now), "{kind}");
         assert!(!queues.begin_linger(&KEY, later), "{kind}");
-        // While it lasts. A request for this key alone takes the lock itself.
+        // While it lasts. A request for only this key takes the lock itself.
         if kind > 0 {
             let queues = with_permit_out(10);
             assert!(queues.begin_linger(&KEY, later));

@@ -23,7 +23,7 @@ impl<B: Backend> Suite<B> {
         let theirs = claim(["expiry"], LONG);
         self.granted_within(&self.other, &theirs, SHORT * 20).await;
         let lasted = self.clock.now().since(began);
-        // Stores may round an expiry by a millisecond; the validity ends two milliseconds before.
+        // Stores may round an expiry by a millisecond; the validity ends two milliseconds before that.
         assert!(
             lasted + Duration::from_millis(2) >= SHORT,
             "a grant of {SHORT:?} lasted {lasted:?}"

@@ -10,7 +10,7 @@ struct GreatestFences(HashMap<Key, u64>);
 
 impl GreatestFences {
     /// # Panics
-    /// Unless `fence` is greater than all before it of any key of `claim`.
+    /// Unless `fence` is greater than all earlier fences of every key of `claim`.
     fn grows(&mut self, claim: &AcquireRequest, fence: Option<Fence>, reserved: u32, after: &str) {
         let Some(fence) = fence else { panic!("a requested fence is assigned") };
         for key in claim.keys.iter() {

@@ -7,7 +7,7 @@ use crate::backend::{AcquireOutcome, AcquireRequest, Backend, Inspection, LeaseS
 use crate::base::key::Key;
 
 impl<B: Backend> Suite<B> {
-    /// A store that does not tell is not checked.
+    /// A store that does not show the holder is not checked.
     pub(super) async fn the_holder_of_a_key_is_shown(&self) {
         let mine = claim(["shown"], LONG);
         let Some(free) = inspect(&self.one, &mine).await else { return };
@@ -98,7 +98,7 @@ impl<B: Backend> Suite<B> {
         release(&self.one, &mine).await;
     }
 
-    /// The number of the process that the store tells of.
+    /// The number of the process that the store reports.
     async fn told_process(&self, claim: &AcquireRequest) -> Option<u32> {
         inspect(&self.other, claim).await?.holder?.info.map(|info| info.process_id)
     }

@@ -79,7 +79,7 @@ impl<B: Backend> Suite<B> {
     }
 
     pub(super) async fn a_min_hold_keeps_the_keys_from_the_grant_on(&self) {
-        // All three requests below come within it, even on a busy machine.
+        // All three requests below arrive within it, even on a busy machine.
         let hold = SHORT * 10;
         let mine =
             AcquireRequest { min_hold: hold, ..claim(["{min_hold}:a", "{min_hold}:b"], SHORT) };

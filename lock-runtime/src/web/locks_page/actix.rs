@@ -24,7 +24,7 @@ impl LocksPage {
             get().to(move || async { response(asset.media_type).body(asset.text) })
         };
         let allows_release = self.authorization.is_some();
-        // Its files follow behind a slash of their own.
+        // Its files follow after a slash of their own.
         let mut scope = web::scope(path.trim_end_matches('/'))
             .app_data(Data::new(self))
             // In place of the limits and media types of the application.

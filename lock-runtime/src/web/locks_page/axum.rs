@@ -22,7 +22,7 @@ use crate::web::locks_page::{
 };
 
 impl LocksPage {
-    /// The page as a router. [`nest`](Router::nest) mounts it at a path of its own, without a slash at its end,
+    /// The page as a router. [`nest`](Router::nest) mounts it at a path of its own, without a slash at its end, and
     /// [`merge`](Router::merge) at the root.
     pub fn into_router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         let asset =

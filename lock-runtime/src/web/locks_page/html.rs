@@ -10,7 +10,7 @@ use crate::base::unprintable::is_unprintable;
 use crate::lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 use crate::web::locks_page::assets::{SCRIPT, STYLE};
 
-/// The most rows of a table. The longest holds and waits come first.
+/// The maximum number of rows in a table. The longest holds and waits come first.
 const MOST_ROWS: usize = 500;
 
 /// The whole page.
@@ -21,7 +21,7 @@ pub(super) struct Document<'a> {
     pub(super) lookup: Lookup,
 }
 
-/// What the store says of a key that was looked up.
+/// What the store says about a key that was looked up.
 pub(super) enum Lookup {
     None,
     NoPool,
@@ -39,7 +39,7 @@ pub(super) enum Lookup {
 /// The outcome of a forced release.
 pub(super) enum Forced {
     Released,
-    /// The lock is free, or another owner's.
+    /// The lock is free, or another owner holds it.
     NotHeld,
     Failed(LockError),
 }
@@ -287,7 +287,7 @@ impl Display for Escaped<'_> {
     }
 }
 
-/// Text that is read: without characters that are not seen, or that change the order of others.
+/// Visible text, without characters that are invisible, or that change the order of others.
 struct Visible<'a>(&'a str);
 
 impl Display for Visible<'_> {

@@ -26,18 +26,18 @@ use crate::web::locks_page::query::Query;
 
 pub use crate::web::locks_page::operator::PageRequest;
 
-/// A page that shows the locks of this process, and of any process for a key that is looked up.
+/// A page that shows the locks of this process, and those of any process for a key that is looked up.
 ///
-/// It lists what [`snapshot`](LockPool::snapshot) tells: held locks with function, fence, time and number of waits, and the
-/// keys that tasks wait for. A form looks up one key in the store by [`inspect`](LockPool::inspect). The page follows
-/// changes within a second by server-sent events, and works without JavaScript too. It changes nothing, but for operators
-/// of [`allow_release`](Self::allow_release).
+/// It lists what [`snapshot`](LockPool::snapshot) returns: held locks with function, fence, time and number of waits, and
+/// the keys that tasks wait for. A form looks up one key in the store with [`inspect`](LockPool::inspect). The page follows
+/// changes within a second through server-sent events, and works without JavaScript too. It changes nothing, except for
+/// operators of [`allow_release`](Self::allow_release).
 ///
-/// Scripts and styles are files of their own, so the page works under the strict content policy that it is sent with. All
-/// its links are relative to the last segment of its path: a proxy may change the segments before it.
+/// Scripts and styles are separate files, so the page works under the strict content policy that it is sent with. All its
+/// links are relative to the last segment of its path: a proxy may change the segments before it.
 ///
-/// **Keys are shown in full, and a looked-up key is part of the URL.** Mount it where only operators get: behind the
-/// authentication of the service, or on a listener that is not public.
+/// **Keys are shown in full, and a looked-up key is part of the URL.** Mount it where only operators have access: behind
+/// the authentication of the service, or on a listener that is not public.
 ///
 /// ```
 /// # #[cfg(feature = "axum")] {
@@ -57,7 +57,7 @@ pub struct LocksPage {
     last: Arc<Mutex<Option<Fingerprint>>>,
 }
 
-/// A number that changes with what is held and waited for, and not with time alone. One for all open pages.
+/// A number that changes with what is held and waited for, and not with time alone. There is one for all open pages.
 #[derive(Clone, Copy, Debug)]
 struct Fingerprint {
     taken_at: Instant,
@@ -98,25 +98,25 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 
 impl LocksPage {
-    /// Of all installed pools: those of [`init`](crate::init()) and [`install`](crate::install()).
+    /// A page of all installed pools: those of [`init`](crate::init()) and [`install`](crate::install()).
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Of this pool, and of others that are added like it, in place of the installed ones.
+    /// Shows this pool, and others that are added the same way, in place of the installed ones.
     pub fn pool(mut self, pool: &LockPool) -> Self {
         self.pools.push(pool.clone());
         self
     }
 
-    /// Lets operators take a lock from its holder, by [`force_release`](LockPool::force_release): behind the lookup of a key
-    /// that is held, the page then has a button for it. It names the owner and the pool that are shown: a later owner keeps the lock. Within a
-    /// process the lock may have passed to another task, which is then the one that loses it.
+    /// Lets operators take a lock from its holder, with [`force_release`](LockPool::force_release). After the lookup of a
+    /// key that is held, the page has a button for it. The button names the owner and the pool that are shown: a later
+    /// owner keeps the lock. Within a process the lock may have passed to another task, which then loses it.
     ///
-    /// `authorize` is called with each request for the page. It returns the name of the operator, or `None` for a
-    /// request that may only read. The event `released by force` has the name in its field `by`. It must not block.
-    /// Forms that a browser sends for pages of other sites are refused before: a proxy in front has to leave the header
-    /// `host` as it is.
+    /// `authorize` is called with each request for the page. It returns the name of the operator, or `None` for a request
+    /// that may only read. It must not block. The event `released by force` has the name in its field `by`. Forms that a
+    /// browser sends for pages of other sites are refused before the call. A proxy in front has to leave the header `host`
+    /// unchanged.
     ///
     /// ```
     /// use lock_runtime::web::LocksPage;
@@ -148,7 +148,7 @@ impl LocksPage {
 
     /// The operator that sends this form; `None` if it has to be refused.
     fn sender(&self, request: PageRequest<'_>) -> Option<String> {
-        // Another site must not have the application called in the name of its visitor.
+        // Another site must not call the application in the name of its visitor.
         if request.is_of_this_site() { self.operator(request) } else { None }
     }
 
@@ -174,13 +174,14 @@ impl LocksPage {
         self.document(path, lookup)
     }
 
-    /// Takes the lock of the key in the query from the owner in `form`. The page, as [`html`](Self::html), with the outcome.
+    /// Takes the lock of the key in the query from the owner in `form`. Returns the page, like [`html`](Self::html), with
+    /// the outcome.
     async fn release(&self, path: &str, query: Option<&str>, form: &str, operator: &str) -> String {
         let Query { pool: index, key, .. } = Query::parse(query.unwrap_or_default());
         let (index, key) = (index.unwrap_or_default(), key.unwrap_or_default());
         let Query { owner, pool_name, .. } = Query::parse(form);
         let (owner, pool_name) = (owner.unwrap_or_default(), pool_name.unwrap_or_default());
-        // Another one may be at this index by now.
+        // Another pool may be at this index by now.
         let is_named = |pool: &LockPool| **pool.core().name() == *pool_name;
         let Some(pool) = self.pool_at(index).filter(is_named) else {
             return self.document(path, Lookup::NoPool);
@@ -226,7 +227,7 @@ async fn look_up(
     Lookup::Answer { index, key, answer, may_release, forced }
 }
 
-/// Takes the lock from its holder. `false` if that is another one than `owner`.
+/// Takes the lock from its holder. `false` if the holder is not `owner`.
 async fn release_from(
     pool: &LockPool,
     key: &str,

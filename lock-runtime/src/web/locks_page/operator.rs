@@ -55,7 +55,7 @@ impl<'a> PageRequest<'a> {
         if let Some(site) = self.header("sec-fetch-site") {
             return site == "same-origin";
         }
-        // Without TLS a browser sends the origin alone, as the page's referrer policy allows. Other clients send neither.
+        // Without TLS a browser sends only the origin, as the page's referrer policy allows. Other clients send neither.
         let Some(origin) = self.header("origin") else { return true };
         let host = origin.split_once("://").map(|(_, host)| host);
         host.is_some() && host == self.host()
@@ -82,7 +82,7 @@ impl Debug for PageRequest<'_> {
     }
 }
 
-/// Tells the name of the operator that sends a request; `None` if it may not release locks.
+/// Returns the name of the operator that sends a request; `None` if it may not release locks.
 pub(super) type Authorize = dyn Fn(&PageRequest<'_>) -> Option<String> + Send + Sync;
 
 /// The function of the application.

@@ -10,7 +10,7 @@ pub(super) struct Query {
     /// The number of the pool on the page, from 0.
     pub(super) pool: Option<usize>,
     pub(super) key: Option<String>,
-    /// The owner that the lock is to be taken from.
+    /// The owner from which to take the lock.
     pub(super) owner: Option<String>,
     pub(super) pool_name: Option<String>,
 }

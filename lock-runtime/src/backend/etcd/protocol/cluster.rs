@@ -21,7 +21,7 @@ pub(crate) fn token(message: &[u8]) -> Result<String, MalformedMessage> {
     Ok(token)
 }
 
-/// What a member says of itself.
+/// What a member says about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MemberStatus {
     pub(crate) version: String,

@@ -2,7 +2,7 @@
 
 use crate::backend::etcd::protocol::protobuf::{MalformedMessage, each_field};
 
-/// What each answer says of the member that has given it.
+/// What each answer says about the member that gave it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AnswerOrigin {
     /// The number of the cluster's last change that the member knows.

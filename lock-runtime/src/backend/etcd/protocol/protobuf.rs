@@ -1,6 +1,6 @@
 //! The wire format of Protocol Buffers.
 
-/// The bytes are no message of the expected form.
+/// The bytes are not a message of the expected form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MalformedMessage;
 
@@ -25,7 +25,7 @@ impl MessageWriter {
         }
     }
 
-    /// Also if it is zero: which field of a choice is present matters.
+    /// Even if it is zero: which field of a choice is present matters.
     pub(crate) fn present_int(&mut self, field: u64, value: i64) {
         self.varint(field << 3 | VARINT);
         self.varint(value.cast_unsigned());
@@ -43,7 +43,7 @@ impl MessageWriter {
         self.0.extend_from_slice(value);
     }
 
-    /// A message within this one, also if it is empty.
+    /// A message within this one, even if it is empty.
     pub(crate) fn message(&mut self, field: u64, write: impl FnOnce(&mut Self)) {
         let mut inner = Self::default();
         write(&mut inner);

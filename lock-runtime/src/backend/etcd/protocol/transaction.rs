@@ -8,7 +8,7 @@ use crate::backend::etcd::protocol::protobuf::{MalformedMessage, MessageWriter, 
 pub(crate) enum KeyCondition {
     /// The key was made by this revision. Zero: there is none.
     Created { key: Vec<u8>, revision: i64 },
-    /// There is no key from this one on to the other one.
+    /// There is no key from `from` up to `to`.
     NoneIn { from: Vec<u8>, to: Vec<u8> },
     /// The key exists with this value.
     Value { key: Vec<u8>, value: Vec<u8> },
@@ -26,7 +26,7 @@ pub(crate) enum KeyOperation {
         value: Vec<u8>,
         lease: i64,
     },
-    /// Puts a key that exists under another lease, with the value that it has.
+    /// Puts an existing key under another lease, with the value that it has.
     Move {
         key: Vec<u8>,
         lease: i64,
@@ -169,7 +169,7 @@ pub(crate) struct TransactionAnswer {
 pub(crate) enum OperationResult {
     Found {
         keys: Vec<KeyValue>,
-        /// The number of keys, beyond the limit too.
+        /// The number of keys, including those beyond the limit.
         count: i64,
     },
     Put,

@@ -8,7 +8,7 @@ use crate::backend::etcd::protocol::protobuf::{MalformedMessage, MessageWriter, 
 pub(crate) enum WatchedKeys {
     /// The deletion of one key.
     Deletion { key: Vec<u8> },
-    /// All changes from one key on to another.
+    /// All changes from one key up to another.
     Range { from: Vec<u8>, to: Vec<u8> },
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn cancel(id: i64) -> Vec<u8> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyEvent {
     pub(crate) is_deletion: bool,
-    /// The key behind the change.
+    /// The key after the change.
     pub(crate) key: KeyValue,
 }
 

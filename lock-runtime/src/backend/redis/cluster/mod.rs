@@ -16,12 +16,12 @@
 //!    lock, whatever the map says. Redis Cluster itself may lose a lock when a master dies before its
 //!    replica has the lock; the fence protects against that.
 //! 3. **All keys of a lock are in one slot**, including its wait queue and its fence counter, by a tag in front; see `keyspace`.
-//! 4. **A divided slot.** While a slot moves, some of its keys are at each of two servers. A command that needs keys of
-//!    both is refused until the move is over (`TRYAGAIN`): an acquire with a fence or in the wait queue. A plain
-//!    acquire, a renewal and a release are not.
+//! 4. **A divided slot.** While a slot moves, its keys are divided between two servers. A command that needs keys of
+//!    both servers is refused until the move is over (`TRYAGAIN`). That is an acquire with a fence or in the wait
+//!    queue. A plain acquire, a renewal and a release are not refused.
 //! 5. **One channel on all servers.** A script that sends a message counts the receivers at its own server, so each
-//!    connection subscribes. A message arrives over every connection, and counts on that of the slot's server. From 7.0 on
-//!    each connection also has a channel in its shard, which is tried first; see `shard_channel`.
+//!    connection subscribes. A message arrives over every connection, and counts only on the connection to the slot's
+//!    server. From 7.0 on each connection also has a channel in its shard, which is tried first; see `shard_channel`.
 
 mod errors;
 pub(crate) mod fan_out;
@@ -73,7 +73,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Connects, and goes on trying if that fails. The second value is the result of the first try.
+    /// Connects, and keeps trying if that fails. The second value is the result of the first try.
     pub(crate) async fn begin(
         seeds: Vec<Endpoint>,
         config: BackendConfig<'_>,
@@ -115,7 +115,7 @@ impl Cluster {
         &self.router
     }
 
-    /// The masters, which have all slots together.
+    /// The masters, which together have all slots.
     pub(crate) async fn servers(&self) -> Result<Vec<Arc<ScriptedServer>>, BackendError> {
         let Router { servers, refresh } = &*self.router;
         let unserved = servers.slots.unserved();
@@ -169,7 +169,7 @@ impl Backend for Cluster {
         &self,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        // Expected until the whole call ends: an answer may wait here for that of another server.
+        // Expected until the whole call ends: an answer may wait here for the answer of another server.
         let is_new = |request: &&AcquireRequest| {
             request.attempt == 0 && request.enqueue && request.keys.len() == 1
         };
@@ -238,7 +238,7 @@ impl Backend for Cluster {
         }
         tokio::select! {
             watched = first_ended(&mut watches) => watched,
-            // All of them begin again, with one for a master that has joined.
+            // All watches begin again, with one for a master that has joined.
             _ = masters.changed() => {
                 Err(no_server("a master of the Redis Cluster has joined or left".to_owned()))
             }
@@ -298,7 +298,7 @@ impl Backend for Cluster {
         Ok(findings)
     }
 
-    /// One master is enough: the keys of the others wait for theirs.
+    /// One master is enough: keys of other masters wait for their own master.
     async fn probe(&self) -> Result<(), BackendError> {
         let servers = self.router.servers.opened();
         if servers.is_empty() {

@@ -24,7 +24,7 @@ pub(crate) struct Router {
     pub(super) refresh: Arc<SlotRefresh>,
 }
 
-/// What follows if the keys of one command are at two servers for the moment (`TRYAGAIN`).
+/// What happens if the keys of one command are temporarily at two servers (`TRYAGAIN`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IfDivided {
     /// The request fails.
@@ -104,7 +104,7 @@ impl Router {
         outcomes.into_iter().map(outcome).collect()
     }
 
-    /// The error for the caller. Unless it needs a change from outside, the map may be wrong, and is refreshed.
+    /// The error for the caller. Unless the error needs a change from outside, the map may be wrong, and is refreshed.
     pub(super) fn final_error(&self, error: BackendError) -> BackendError {
         let is_redirect = server_error::redirect(&error).is_some();
         let error = if is_redirect { too_many_redirects() } else { error };

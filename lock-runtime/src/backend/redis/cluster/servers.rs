@@ -36,7 +36,7 @@ enum ServerMap {
     Closed,
 }
 
-/// One server, from the first try to reach it. Owns the task that tries; drop ends it.
+/// One server, from the first try to reach it. Owns the task that tries; drop ends the task.
 struct ClusterServer {
     state: watch::Receiver<ServerState>,
     opener: AbortHandle,
@@ -62,7 +62,7 @@ impl Servers {
         Self { seeds, shared, slots, map: Mutex::new(ServerMap::Open(HashMap::new())), probe }
     }
 
-    /// The server at `address`. Waits for the first try to reach it, and for no further one.
+    /// The server at `address`. Waits for the first try to reach it, but not for later tries.
     pub(super) async fn server(
         &self,
         address: &Address,
@@ -122,8 +122,8 @@ impl Servers {
         self.slots.masters().iter().all(is_up) && self.slots.unserved() == 0
     }
 
-    /// Opens connections to new masters, and drops servers that are no masters any more. A server that is connected, or
-    /// is tried for the first time, stays, as a slot may be moving to it.
+    /// Opens connections to new masters, and drops servers that are no longer masters. A server that is connected, or
+    /// is being tried for the first time, stays: a slot may be moving to it.
     pub(super) fn settle(&self, masters: &[Address]) {
         for master in masters {
             let _ = self.state(master);

@@ -31,7 +31,7 @@ pub(super) struct SlotRefresh {
     requested: Notify,
     /// Whether a slot has moved since all waiters were woken.
     has_moved: AtomicBool,
-    /// Those of the last map.
+    /// The masters of the last map.
     masters: watch::Sender<Vec<Address>>,
 }
 
@@ -41,7 +41,7 @@ impl SlotRefresh {
         Self { servers, requested: Notify::new(), has_moved: AtomicBool::new(false), masters }
     }
 
-    /// The masters of the last map. The next change is one after this call.
+    /// The masters of the last map. The next reported change is one after this call.
     pub(super) fn masters(&self) -> watch::Receiver<Vec<Address>> {
         self.masters.subscribe()
     }
@@ -96,7 +96,7 @@ impl SlotRefresh {
         }
     }
 
-    /// The map of a connected server, each round of another one; otherwise of a server of the URL or a replica.
+    /// The map of a connected server, a different one in each round. Otherwise the map of a server in the URL or of a replica.
     async fn fetch(&self, round: usize) -> Option<SlotRanges> {
         let mut up = self.servers.opened();
         up.retain(|(_, server)| server.is_up());
@@ -117,8 +117,8 @@ impl SlotRefresh {
     }
 }
 
-/// The first map that one of the `servers` sends. Each request goes on to its answer, also when another server was faster: a request
-/// without an answer counts as the silence of its connection.
+/// The first map that one of the `servers` sends. Each request continues until its answer, even if another server was faster: a
+/// request without an answer counts as the silence of its connection.
 async fn first_answer(
     servers: Vec<(Address, Arc<ScriptedServer>)>,
     limit: Duration,

@@ -18,7 +18,8 @@ pub(crate) struct BroadcastConnection {
 }
 
 impl BroadcastConnection {
-    /// Opens one to the server of `beside`. `on_push` receives its pushes. `None` where the server or the user has no client tracking.
+    /// Opens one to the server of `beside`. `on_push` receives its pushes. `None` if the server or the user has no client
+    /// tracking.
     pub(crate) async fn open(
         beside: &Connection,
         prefix: &str,
@@ -36,7 +37,7 @@ impl BroadcastConnection {
             let answer = requests.req_packed_command(&track(prefix)).await;
             match answer.and_then(Value::extract_error) {
                 Ok(_) => Ok(Some(Self { _requests: requests, io })),
-                // An answer: no right to it, or no such command.
+                // An error answer: the user has no right to it, or the command does not exist.
                 Err(error) if error.code().is_some() && !server_error::is_transient(&error) => {
                     Ok(None)
                 }
@@ -56,7 +57,7 @@ impl BroadcastConnection {
 fn track(prefix: &str) -> Cmd {
     let mut track = redis::cmd("CLIENT");
     track.arg("TRACKING").arg("ON").arg("BCAST");
-    // Without a prefix all keys.
+    // Without a prefix, all keys are reported.
     if !prefix.is_empty() {
         track.arg("PREFIX").arg(prefix);
     }

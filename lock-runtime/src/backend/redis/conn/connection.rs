@@ -1,7 +1,7 @@
 //! A connection to one server that is re-established when it ends.
 //!
-//! While it is down, requests fail at once; the waiter of a lock decides how long to retry. A request that is given up
-//! stays on the connection and may still be served. A connection on which no answers arrive is replaced.
+//! While it is down, requests fail immediately; the waiter of a lock decides how long to retry. A request that is
+//! given up stays on the connection and may still be served. A connection on which no answers arrive is replaced.
 
 use std::iter;
 use std::mem;
@@ -41,7 +41,7 @@ use crate::exec::inline_task::caller;
 /// What a server answers to a command. The error is the server's.
 type ServerAnswer = Result<Value, RedisError>;
 
-/// Keeps one connection to `target` open. Dropping it closes the connection and ends the re-connecting.
+/// Keeps one connection to `target` open. Dropping it closes the connection and stops the reconnecting.
 pub(crate) struct Connection {
     state: Arc<ConnectionState>,
     supervisor: AbortHandle,
@@ -52,7 +52,7 @@ struct ConnectionState {
     history: Mutex<ConnectHistory>,
     clock: Clock,
     limits: Limits,
-    /// The driver's.
+    /// The driver's runtime.
     runtime: Handle,
     /// `None` for a connection without pushes.
     pushes: Option<PushConfig>,
@@ -66,7 +66,7 @@ enum LinkState {
     Down(BackendError),
 }
 
-/// The open connection of the driver, and those beside it to the same server.
+/// The open connection of the driver, and the connections beside it to the same server.
 struct Link {
     io: Arc<LinkIo>,
     up_since: Instant,
@@ -152,7 +152,7 @@ impl Connection {
         }
     }
 
-    /// What opens another connection to the same server, and how long that may take.
+    /// The dialer for another connection to the same server, and the time limit for connecting.
     pub(super) fn dialer(&self) -> Result<(Dialer, Duration), BackendError> {
         let dialer = self.state.dialer().ok_or_else(end_reason::not_connected)?;
         Ok((dialer, self.state.limits.connect))
@@ -217,7 +217,7 @@ impl Connection {
         Ok(prelude.skip_own(answers).collect())
     }
 
-    /// The failure of a request that the server answered with `error`. The connection to a replica is given up.
+    /// The failure of a request that the server answered with `error`. A connection to a replica is given up.
     pub(crate) fn failure(&self, error: RedisError) -> BackendError {
         let (is_replica, is_loading) =
             (server_error::is_of_a_replica(&error), server_error::is_loading(&error));
@@ -257,7 +257,7 @@ impl Connection {
     }
 
     /// The place on the connection of `caller`, the runtime of this thread, if there is one: [`Path::Foreground`]. After some
-    /// requests of the same runtime one is opened, while the driver's serves.
+    /// requests from the same runtime a connection is opened; meanwhile the driver's connection serves.
     pub(crate) fn foreground(&self, caller: &Handle) -> Option<ForegroundPlace> {
         if caller.id() == self.state.runtime.id() {
             return None;
@@ -347,7 +347,7 @@ impl Drop for OpeningForeground {
     fn drop(&mut self) {
         let opened = OpenOutcome::new(self.opened.take());
         if !self.process.is_current() {
-            // The parent process has the socket, and perhaps the mutex.
+            // The parent process has the socket, and perhaps holds the mutex.
             Box::leak(Box::new((opened, self.state.clone())));
             return;
         }
@@ -358,7 +358,7 @@ impl Drop for OpeningForeground {
             }
             LinkState::Up(_) | LinkState::Down(_) => opened.link(),
         };
-        // The mutex is released: an end of a connection wakes tasks.
+        // The mutex is released by now: the end of a connection wakes tasks.
         drop(unused);
     }
 }
@@ -397,7 +397,7 @@ impl ConnectionState {
         });
     }
 
-    /// Opens a connection on this runtime. `None` if it fails, or leads to another server than the driver's.
+    /// Opens a connection on this runtime. `None` if it fails, or leads to a server other than the driver's.
     async fn foreground(&self) -> Option<ForegroundLink> {
         let driver = self.link_io(Path::Background).ok()?;
         let dialer = self.dialer()?.connecting_on(&self.runtime);
@@ -413,7 +413,7 @@ impl ConnectionState {
     fn end_if_silent(&self, io: &LinkIo) -> bool {
         let is_silent = io.is_silent(self.clock.now());
         if is_silent {
-            // The driver's connection ends with a reason, which `stop` alone would not give.
+            // The driver's connection ends with a reason, which `stop` on its own would not give.
             drop(self.give_up_if_silent(self.link()));
             io.io.stop();
         }
@@ -453,7 +453,7 @@ impl ConnectionState {
             sink.disconnected(error);
         }
         let old = mem::replace(&mut *self.link(), link);
-        // The mutex is released: an end of a connection wakes tasks.
+        // The mutex is released by now: the end of a connection wakes tasks.
         drop(old);
     }
 
@@ -487,7 +487,7 @@ impl ConnectionState {
             if let Some(mut link) = link.take() {
                 let reason = tokio::select! {
                     biased;
-                    // A master that was demoted in a planned failover answers OK for seconds.
+                    // A master that was demoted in a planned failover still answers OK for seconds.
                     () = self.target.moved(link.dialer.endpoint()) => {
                         end_reason::moved(&self.server())
                     }

@@ -1,4 +1,4 @@
-//! A connection that one task uses alone, for `WATCH`.
+//! A connection that only one task uses, for `WATCH`.
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
@@ -15,7 +15,7 @@ use crate::base::clock::Instant;
 pub(crate) struct DedicatedConnection {
     requests: MultiplexedConnection,
     _io: IoTask,
-    /// When the connection beside which this one was opened had been opened. `None` if it was down.
+    /// When the main connection, beside which this one was opened, had been opened. `None` if it was down.
     generation: Option<Instant>,
 }
 
@@ -32,7 +32,7 @@ impl Connection {
     }
 
     /// Whether `dedicated` was opened beside the current connection, and not beside one that has ended. Another server
-    /// may be the master since then, and the former one may still answer.
+    /// may have become the master since then, and the former master may still answer.
     pub(crate) fn is_beside(&self, dedicated: &DedicatedConnection) -> bool {
         dedicated.generation.is_some() && dedicated.generation == self.generation()
     }

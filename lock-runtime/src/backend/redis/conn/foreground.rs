@@ -1,7 +1,7 @@
 //! Connections on the runtimes of callers.
 //!
 //! A request from a tokio runtime travels over a connection with its I/O task on that runtime, so that it wakes no other
-//! thread. What must outlive or outrun a caller, and all pushes, stay on the connection of the driver.
+//! thread. Requests that must outlive or outrun a caller, and all pushes, stay on the connection of the driver.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::backend::redis::net::io_task::IoTask;
 use crate::base::clock::{Instant, TwoClocks};
 use crate::exec::foreground::{Foreground, ForegroundPlace};
 
-/// The connections on the runtimes of callers, beside one connection of the driver. They end with it.
+/// The connections on the runtimes of callers, beside one connection of the driver. They end with that connection.
 #[derive(Default)]
 pub(super) struct Foregrounds(Vec<(runtime::Id, CallerState)>);
 
 enum CallerState {
     /// Requests of this runtime are counted. A program that locks a few times needs no further connection.
     Counting { requests: u32, since: TwoClocks },
-    /// `pause` is that after a failure.
+    /// `pause` is the pause after a failure.
     Opening { pause: Duration },
     Up {
         link: ForegroundLink,
@@ -31,7 +31,7 @@ enum CallerState {
         used_at: Instant,
         pause: Duration,
     },
-    /// None is opened before this moment.
+    /// No connection is opened before this moment.
     Down { until: Instant, pause: Duration },
 }
 
@@ -51,7 +51,7 @@ pub(super) enum OpenOutcome {
 }
 
 impl OpenOutcome {
-    /// Of an opening that has made `link`, or is dropped without.
+    /// The outcome of an opening that has made `link`, or is dropped without a link.
     pub(super) fn new(link: Option<ForegroundLink>) -> Self {
         match link {
             Some(link) => Self::Link(link),
@@ -78,7 +78,7 @@ pub(super) struct ForegroundLink {
 #[derive(Debug)]
 pub(super) enum Advice {
     Use(ForegroundPlace),
-    /// The caller of [`Foregrounds::advice`] opens a connection. The driver's serves meanwhile.
+    /// The caller of [`Foregrounds::advice`] opens a connection. The driver's connection serves meanwhile.
     Open,
     UseDriver,
 }
@@ -96,14 +96,14 @@ pub(super) async fn are_of_one_server(one: &LinkIo, other: &LinkIo) -> bool {
 
 impl Foregrounds {
     const REQUESTS_BEFORE: u32 = 32;
-    /// After a failure. It doubles with each further one.
+    /// The pause after a failure. It doubles with each further failure.
     const PAUSE: Duration = Duration::from_secs(1);
     const LONGEST_PAUSE: Duration = Duration::from_secs(10 * 60);
     /// After this time a connection that ends is a new failure.
     const STEADY: Duration = Duration::from_secs(60);
-    /// The server may have closed a connection of a runtime that has not polled it for so long.
+    /// The server may have closed a connection of a runtime that has not polled it for this long.
     const IDLE: Duration = Duration::from_secs(10);
-    /// Of these runtimes, connections are open or counted for.
+    /// For at most this number of runtimes, connections are open or requests are counted.
     const MOST: usize = 64;
 
     /// Counts a request from `caller`, the runtime of this thread.
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    /// The next advice for `caller` that is not to use the driver's connection, within `requests` at `now`.
+    /// Whether the advice for one of the next `requests` of `caller`, made at `now`, is to open a connection.
     fn is_told_to_open(
         foregrounds: &mut Foregrounds,
         caller: &Handle,

@@ -31,8 +31,8 @@ impl ConnectHistory {
         self.failures = self.failures.wrapping_add(1);
     }
 
-    /// A hang-up of a server that has completed a handshake is a failure, except in every eighth attempt: a proxy may
-    /// be at the address by then. One that was a proxy stays one until it completes a handshake.
+    /// A hang-up of a server that has completed a handshake is a failure. Every eighth attempt is an exception: a
+    /// proxy may be at the address by then. A server that was a proxy counts as one until it completes a handshake.
     pub(super) fn hang_up(&self) -> HangUp {
         const EVERY: u32 = 8;
         match self.dialect {

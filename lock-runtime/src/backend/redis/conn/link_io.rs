@@ -22,7 +22,7 @@ pub(super) struct LinkIo {
     unanswered: Mutex<UnansweredTracker>,
 }
 
-/// What an open connection sends by.
+/// What an open connection sends its requests with.
 pub(super) enum LinkRequests {
     /// The driver's connection, with pushes.
     Multiplexed(MultiplexedConnection),
@@ -58,7 +58,7 @@ impl LinkIo {
                 let mut requests = requests.clone();
                 self.io.run_inline(requests.req_packed_command(command)).await
             }
-            // The runtime of a caller may leave its I/O task alone for long, so a request does not wait for that.
+            // The runtime of a caller may not run its I/O task for a long time, so a request does not wait for the task.
             LinkRequests::Direct(requests) => self.io.write_inline(requests.send(command)).await,
         }
     }
@@ -90,7 +90,7 @@ impl LinkIo {
     /// A request sent at `sent` was given up.
     pub(super) fn note_unanswered(&self, sent: Instant) {
         let mut unanswered = self.unanswered();
-        // One with a shorter time limit may have been given up before one that was sent earlier.
+        // A request with a shorter time limit may have been given up before a request that was sent earlier.
         unanswered.since = Some(unanswered.since.map_or(sent, |since| since.min(sent)));
         unanswered.count += 1;
     }
@@ -107,8 +107,8 @@ impl LinkIo {
         !mem::replace(&mut self.unanswered().is_watched, true)
     }
 
-    /// Resolves once the connection is silent, or has no unanswered request: later requests on a silent one would only end with
-    /// their time limits.
+    /// Resolves once the connection is silent, or has no unanswered request. Later requests on a silent connection would only
+    /// reach their time limits.
     pub(super) async fn until_silent(&self, clock: Clock) {
         while let Some(silent_at) = self.watch(clock.now()) {
             clock.sleep_until(silent_at).await;

@@ -3,8 +3,9 @@
 /// The connection that a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// The driver's.
+    /// The driver's connection.
     Background,
-    /// The one on the runtime of the caller, if there is one. Its order relative to requests on the driver's is open.
+    /// The connection on the caller's runtime, if there is one. The order relative to requests on the driver's connection is
+    /// unspecified.
     Foreground,
 }

@@ -1,8 +1,8 @@
-//! The command in front of each command of a batch.
+//! The command before each command of a batch.
 
 use redis::{Cmd, Pipeline};
 
-/// The command in front of each command of a batch. `CLIENT CACHING YES` and `ASKING` cancel each other.
+/// The command before each command of a batch. `CLIENT CACHING YES` and `ASKING` cancel each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prelude {
     None,

@@ -2,8 +2,8 @@
 //!
 //! One connection to each sentinel is kept open. Each sentinel is queried every second, when it publishes that the
 //! master has changed, and whenever a connection to the master is made. The answer with the latest configuration
-//! epoch counts: other sentinels learn of a failover up to seconds later and still name the old master, which may
-//! still answer.
+//! epoch counts. Other sentinels learn of a failover up to seconds later. Until then they name the old master,
+//! which may still answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ struct MasterWatch {
     connect_limit: Duration,
     /// The time limit for one answer.
     limit: Duration,
-    /// Incremented to query all sentinels at once.
+    /// Incremented to query all sentinels immediately.
     round: watch::Sender<u64>,
     replies: watch::Sender<Vec<SentinelReply>>,
 }

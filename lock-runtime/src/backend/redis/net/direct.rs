@@ -1,7 +1,7 @@
-//! A connection without pushes, for few requests at once.
+//! A connection without pushes, for a few requests at a time.
 //!
-//! It takes a third of the steps of the client library's connection from a command to its reply. Commands are written in the order
-//! of the requests, and the replies arrive in that order.
+//! From a command to its reply, it takes a third of the steps of the client library's connection. Commands are written in the
+//! order of the requests, and the replies arrive in that order.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -48,18 +48,18 @@ enum AnsweredRequest {
 }
 
 /// The I/O of a connection. It ends with the stream, or at a reply that cannot be read. When it ends or is dropped, every request
-/// fails at once.
+/// fails immediately.
 pub(crate) struct DirectIo<S> {
     stream: S,
     requests: DirectConnection,
-    /// The requests that are taken from there and not answered.
+    /// The requests that are taken from `requests` and not answered.
     due: VecDeque<DueReply>,
     /// Their commands, of which the first `written` bytes are written.
     sending: Vec<u8>,
     written: usize,
-    /// Whether the stream has passed on all that was written. One with a buffer of its own, such as TLS, may keep a rest.
+    /// Whether the stream has passed on all that was written. A stream with its own buffer, such as TLS, may keep a part.
     is_flushed: bool,
-    /// Bytes of replies: those in front of `end` have been received, and of them those in front of `start` are read.
+    /// Bytes of replies: the bytes before `end` have been received, and of these the bytes before `start` have been read.
     received: Vec<u8>,
     start: usize,
     end: usize,
@@ -96,10 +96,10 @@ impl DirectConnection {
         reply.await.map_err(|_| ended())
     }
 
-    /// Sends several commands at once. One reply per command, in order.
+    /// Sends several commands together. One reply per command, in order.
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// As for [`send`](Self::send).
     pub(crate) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
         let left = commands.len();
         if left == 0 {
@@ -132,7 +132,7 @@ impl DirectConnection {
         requests.has_ended = true;
         let rest = (mem::take(&mut requests.due), requests.io.take());
         drop(requests);
-        // This wakes the requests, so it must not be under the lock.
+        // This wakes the requests, so it must not happen under the lock.
         drop(rest);
     }
 
@@ -213,7 +213,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
         Ok(())
     }
 
-    /// Receives bytes. Ends with an error only.
+    /// Receives bytes. Ends only with an error.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<RedisError> {
         loop {
             if self.end == self.received.len() {
@@ -234,7 +234,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
         }
     }
 
-    /// Passes all replies on that are complete.
+    /// Passes on all complete replies.
     fn answer_all(&mut self) -> Result<(), RedisError> {
         while let Some((reply, length)) = reply::read(&self.received[self.start..self.end])? {
             self.start += length;
@@ -250,10 +250,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
         Ok(())
     }
 
-    /// The request that has its last reply with `reply`.
+    /// The request whose last reply is `reply`. `None` if more of its replies are due.
     ///
     /// # Errors
-    /// All requests are answered.
+    /// All requests were already answered.
     fn answered(&mut self, reply: Value) -> Result<Option<AnsweredRequest>, RedisError> {
         match self.due.pop_front() {
             Some(DueReply::One(to)) => Ok(Some(AnsweredRequest::One(to, reply))),
@@ -274,7 +274,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Future for DirectIo<S> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // First what has arrived: it answers no request that is written now.
+        // Reads first: what has arrived answers no request that is written now.
         if self.read(cx).is_ready() || self.write(cx).is_err() {
             return Poll::Ready(());
         }
@@ -306,7 +306,8 @@ mod tests {
         format!("${}\r\n{text}\r\n", text.len())
     }
 
-    /// A connection, and the server's end of it, through which `capacity` bytes fit at once. The stream has a buffer of its own.
+    /// A connection, and the server's end of it, through which `capacity` bytes fit at a time. The stream has a buffer of its
+    /// own.
     fn connected(capacity: usize) -> (DirectConnection, JoinHandle<()>, tokio::io::DuplexStream) {
         let (stream, server) = duplex(capacity);
         let (requests, io) = connection(BufWriter::with_capacity(100, stream));
@@ -324,7 +325,7 @@ mod tests {
         Value::BulkString(text.as_bytes().to_vec())
     }
 
-    /// Also where each byte of a command or a reply is a write or a read of its own.
+    /// Even if each byte of a command or a reply is a separate write or read.
     #[tokio::test]
     async fn replies_belong_to_the_requests_in_their_order() {
         for capacity in [1, 7, 10_000] {
@@ -425,7 +426,7 @@ mod tests {
         assert!(server_error::is_hang_up(&request.await.unwrap_err()));
     }
 
-    /// The server may answer a request and close the connection while another one is written.
+    /// The server may answer a request and close the connection while another request is written.
     #[tokio::test]
     async fn a_reply_in_front_of_the_end_is_received() {
         let (stream, mut server) = duplex(1_000);

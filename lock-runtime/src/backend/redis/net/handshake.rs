@@ -79,7 +79,7 @@ pub(crate) enum Dialect {
 pub(crate) enum HangUp {
     /// The server may be a proxy that does not know the commands: a second handshake finds out.
     TryMinimal,
-    /// It was such a proxy last time, and need not be found out again.
+    /// The server was such a proxy last time, and is not tested again.
     UseMinimal,
     /// The server has completed a handshake before and cannot serve now.
     Fail,
@@ -192,7 +192,7 @@ pub(crate) async fn log_in_minimal(
     }
 }
 
-/// Opens a connection without pushes to a server that knows `HELLO`. It is a master as far as `role` asks for it.
+/// Opens a connection without pushes to a server that knows `HELLO`. The server is a master if `role` requires one.
 pub(crate) async fn open_direct(
     dialer: &Dialer,
     role: &RoleCheck,
@@ -203,7 +203,7 @@ pub(crate) async fn open_direct(
     let io = IoTask::spawn(io);
     let mut greeting = Pipeline::new();
     if let Some(password) = login.password() {
-        // Without a name, a default user that needs no password is refused one; `HELLO` accepts it.
+        // Without a name, `AUTH` refuses a password for a default user that needs none; `HELLO` accepts it.
         greeting.cmd("AUTH").arg(login.username().unwrap_or("default")).arg(password);
     }
     if login.db() != 0 {
@@ -223,8 +223,8 @@ pub(crate) async fn open_direct(
     Ok((requests, io))
 }
 
-/// Turns on client tracking and subscribes to the pool's channels, in one round trip. Without the rights to it a waiter
-/// polls. The error is returned if the server hangs up.
+/// Turns on client tracking and subscribes to the pool's channels, in one round trip. Without the rights to do so,
+/// a waiter polls. The error is returned if the server hangs up.
 async fn subscribe(
     connection: MultiplexedConnection,
     config: &PushConfig,
@@ -322,7 +322,7 @@ pub(crate) async fn open(
     }))
 }
 
-/// Whether the server does not know `HELLO`, or not RESP3.
+/// Whether the server does not know `HELLO` or RESP3.
 pub(crate) fn lacks_hello(error: &RedisError) -> bool {
     let unknown = |detail: &str| detail.contains("unknown command");
     error.kind() == redis::ErrorKind::RESP3NotSupported || error.detail().is_some_and(unknown)

@@ -17,7 +17,7 @@ use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::inline_task::{Woken, woken_by};
 
 /// Owns the I/O task of a connection. When the task ends or this is dropped, the connection ends: every request fails
-/// at once.
+/// immediately.
 pub(crate) struct IoTask {
     task: JoinHandle<()>,
     io: Arc<SharedIo>,
@@ -48,7 +48,7 @@ impl Drop for IoTask {
 
 /// The I/O future of a connection. At most one thread polls it at a time.
 ///
-/// In a process that was forked from its own it does nothing: the socket, and perhaps its mutex, is in use by the parent.
+/// In a process that was forked from its own it does nothing: the parent uses the socket, and perhaps holds the mutex.
 pub(crate) struct SharedIo {
     slot: Mutex<IoSlot>,
     process: Process,
@@ -91,7 +91,7 @@ impl SharedIo {
                 self.0.stop();
             }
         }
-        // Ends the connection also when the runtime shuts down.
+        // Also ends the connection when the runtime shuts down.
         let _stop = StopOnDrop(self.clone());
         poll_fn(|cx| {
             if !self.process.is_current() {
@@ -113,7 +113,7 @@ impl SharedIo {
     }
 
     /// Awaits `request`, and runs the I/O on this thread after the request's first poll if the task runs on another
-    /// one. On the task's thread the task writes many requests at once.
+    /// thread. On the task's own thread the task writes many requests together.
     pub(crate) async fn run_inline<T>(self: &Arc<Self>, request: impl Future<Output = T>) -> T {
         if self.is_task_thread() { request.await } else { self.write_inline(request).await }
     }
@@ -301,7 +301,7 @@ mod tests {
         requests.send(&redis::cmd("PING")).await.is_ok()
     }
 
-    /// A server that answers each command at once. It takes half of a command at a time, at every second attempt.
+    /// A server that answers each command immediately. It takes half of a command at a time, at every second attempt.
     #[derive(Default)]
     struct AnswersAll {
         is_writable: bool,
@@ -356,7 +356,7 @@ mod tests {
         }
     }
 
-    /// The model has no other wake-ups, so a request that no thread writes blocks for good.
+    /// The model has no other wake-ups, so a request that no thread writes blocks forever.
     fn explore<R: Clone + Send + 'static, F: Future<Output = bool> + 'static>(
         is_stopped: bool,
         connect: fn() -> Connection<R>,

@@ -11,7 +11,7 @@ const LONGEST: i64 = 512 * 1024 * 1024;
 /// The first reply in `bytes` and its length; `None` if it is incomplete.
 ///
 /// # Errors
-/// `bytes` is no reply, so the connection is of no use any more.
+/// `bytes` is not a reply, so the connection can no longer be used.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<(Value, usize)>, RedisError> {
     let mut unread = UnreadBytes { bytes, at: 0 };
     Ok(unread.value(DEEPEST)?.map(|value| (value, unread.at)))
@@ -61,7 +61,7 @@ impl<'a> UnreadBytes<'a> {
         Some(&rest[..end])
     }
 
-    /// `length` bytes, in front of a line break.
+    /// `length` bytes that precede a line break.
     fn take(&mut self, length: usize) -> Result<Option<&'a [u8]>, RedisError> {
         let rest = &self.bytes[self.at..];
         let end = length.checked_add(2).ok_or_else(malformed)?;
@@ -76,7 +76,7 @@ impl<'a> UnreadBytes<'a> {
     }
 }
 
-/// A length, or `None` for the one of a null.
+/// A length, or `None` for that of a null.
 fn count(digits: &[u8]) -> Result<Option<usize>, RedisError> {
     match integer(digits)? {
         ..0 => Ok(None),

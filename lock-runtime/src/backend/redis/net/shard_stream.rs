@@ -1,4 +1,4 @@
-//! A byte stream that ends where the server takes a shard channel away.
+//! A byte stream that ends where the server takes away a shard channel.
 //!
 //! When the slot of a shard channel leaves the server, the server unsubscribes the connection by an unrequested push.
 //! The client library takes this push for the answer to the oldest pending request, and each later answer for that of
@@ -107,7 +107,7 @@ mod tests {
     const FRAME: &[u8] =
         b">3\r\n$12\r\nsunsubscribe\r\n$29\r\nlock_runtime:0123456789ab0001\r\n:0\r\n";
 
-    /// The bytes passed on of `parts` that arrive one after the other, and whether the stream fails.
+    /// The bytes passed on from `parts` that arrive one after the other, and whether the stream fails.
     async fn read(parts: &[&[u8]]) -> (Vec<u8>, bool) {
         let (client, mut server) = duplex(1024);
         let mut stream = ShardStream::new(client);

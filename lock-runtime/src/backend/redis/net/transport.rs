@@ -79,7 +79,7 @@ impl Dialer {
         Self { has_shard_channel: true, ..self }
     }
 
-    /// For connections on other runtimes: what may take long, or is the program's code, runs on `driver`.
+    /// For connections on other runtimes: work that may take long, or is the program's code, runs on `driver`.
     pub(crate) fn connecting_on(self, driver: &Handle) -> Self {
         Self { connects_on: Some(driver.clone()), ..self }
     }
@@ -126,9 +126,9 @@ impl Dialer {
         }
         let tcp = self.connect(progress).await.map_err(|error| self.unreachable(error))?;
         progress.note(ConnectStage::Socket);
-        // Nagle's algorithm holds a second small request back behind an unanswered first.
+        // Nagle's algorithm holds back a second small request while the first is unanswered.
         tcp.set_nodelay(true).map_err(|error| self.unreachable(error))?;
-        // Detects a peer that has disappeared without closing the connection, also while nothing is sent.
+        // Detects a peer that has disappeared without closing the connection, even while nothing is sent.
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         SockRef::from(&tcp)
             .set_tcp_keepalive(&keepalive)

@@ -32,7 +32,7 @@ pub(crate) enum RequestForm {
     Queue,
 }
 
-/// What the server says of one request.
+/// What the server says about one request.
 #[derive(Clone, Copy, Debug)]
 enum AcquireReply {
     /// `fence` is the first of `fences`, or 0 without any. `waiting` tokens are in the queue of the lock.
@@ -63,7 +63,7 @@ fn path(form: RequestForm, request: &AcquireRequest) -> Path {
     }
 }
 
-/// Whether both requests may be in one script: it mints the fences of all of its requests at once.
+/// Whether both requests may be in one script: it mints the fences of all of its requests together.
 fn may_share(one: &AcquireRequest, other: &AcquireRequest) -> bool {
     one.keys.len() == 1
         && other.keys.len() == 1
@@ -71,7 +71,8 @@ fn may_share(one: &AcquireRequest, other: &AcquireRequest) -> bool {
         && (one.fencing, one.extra_fences) == (other.fencing, other.extra_fences)
 }
 
-/// The reply to a request that was sent again. If the second one was not applied, the owner is in the queue by the first one.
+/// The reply to a request that was sent again. If the second one was not applied, the owner is in the queue due to the first
+/// one.
 fn or_queued(
     earlier: AcquireReply,
     later: Result<AcquireReply, BackendError>,
@@ -189,8 +190,8 @@ impl ScriptedServer {
         let queues = request.enqueue && self.keeps_wait_queues();
         match (&*request.keys, request.attempt) {
             ([key], 0) if queues && self.contended.contains(key, now) => RequestForm::Queue,
-            // The usual case in one plain command. It has to be the first attempt, as it does not recognise an earlier
-            // one of the same owner. Its reply has no remaining time.
+            // The usual case in one plain command. It has to be the first attempt, as the command does not recognise
+            // an earlier attempt by the same owner. Its reply has no remaining time.
             ([_], 0) if !request.fencing => RequestForm::Set,
             ([_], 1..) if queues => RequestForm::Queue,
             _ => RequestForm::Script,
@@ -258,7 +259,7 @@ impl ScriptedServer {
             (RequestForm::Set, Value::Okay) => {
                 Ok(AcquireReply::Granted { fence: 0, fences: 0, waiting: 0 })
             }
-            // The reply of the script will have the rest.
+            // The reply of the script will have the remaining time.
             (RequestForm::Set, Value::Nil) => Ok(AcquireReply::Held { expires_in: None }),
             (RequestForm::Script, Value::Array(parts)) => match parts.as_slice() {
                 [fences, part] => self.read_script(fences, part, answer),
@@ -302,7 +303,7 @@ impl ScriptedServer {
         }
     }
 
-    /// The form in which to repeat a request at once after this reply, if it has to be.
+    /// The form in which to repeat a request immediately after this reply, if it has to be repeated.
     fn again(
         &self,
         request: &AcquireRequest,
@@ -345,7 +346,7 @@ impl ScriptedServer {
                 }
                 let reserved = u32::try_from(fences.max(1) - 1).unwrap_or(u32::MAX);
                 // Without the right to publish, this process cannot tell a holder that it waits; so the holder's
-                // knowledge of waiters would not be complete.
+                // knowledge of waiters would be incomplete.
                 let contended = self.keeps_wait_queues().then_some(waiting > 0);
                 Ok(AcquireOutcome::Acquired { fence, reserved_fences: reserved, contended })
             }
@@ -371,7 +372,7 @@ impl ScriptedServer {
         }
     }
 
-    /// How a request waits that is not in the queue.
+    /// How a request that is not in the queue waits.
     fn wait_mode(&self, request: &AcquireRequest, expires_in: Option<Duration>) -> WaitMode {
         let PushSupport { tracking, queue } = self.connection.push_support();
         // Only the next attempt enqueues or starts tracking. A request that does not wait has no next attempt.

@@ -116,7 +116,7 @@ impl CasCommands {
 
     /// One compare-and-write command per key. Empty if the write needs a transaction.
     pub(super) fn commands(self, write: &OwnedWrite<'_>) -> Vec<Cmd> {
-        // Separate commands cannot write all of several keys or none.
+        // Separate commands cannot write either all of several keys or none.
         if write.all_or_none && write.lease.keys.len() > 1 && self.watch {
             return Vec::new();
         }
@@ -145,7 +145,7 @@ impl CasCommands {
         write.lease.keys.iter().filter_map(command).collect()
     }
 
-    /// Forgets the command for `write`: the server does not support it any more.
+    /// Forgets the command for `write`: the server no longer supports it.
     pub(super) fn forget(&mut self, write: KeyWrite) {
         match write {
             KeyWrite::Delete => self.delete = None,

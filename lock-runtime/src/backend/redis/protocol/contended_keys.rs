@@ -9,8 +9,8 @@ use crate::base::key::Key;
 
 /// The keys on which a wait queue was seen within the last second.
 ///
-/// The next acquire of such a key goes to the wait queue at once, without the plain command that would most likely
-/// fail. At most 1,024 keys are kept; while all of them are recent, a further key is not added.
+/// The next acquire of such a key goes to the wait queue immediately, without the plain command that would most
+/// likely fail. At most 1,024 keys are kept; while all of them are recent, a further key is not added.
 #[derive(Debug, Default)]
 pub(crate) struct ContendedKeys(Mutex<HashMap<Key, Instant>>);
 

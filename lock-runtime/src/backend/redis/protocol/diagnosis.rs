@@ -10,7 +10,7 @@ use crate::backend::redis::diagnostics;
 use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::{BackendError, Finding, Warning};
 
-/// What a server says of itself.
+/// What a server says about itself.
 pub(crate) struct ServerAnswers {
     pub(crate) info: Result<Value, RedisError>,
     pub(crate) time: Result<Value, RedisError>,

@@ -43,7 +43,7 @@ pub(crate) fn command(by: By, key: &Key, queue: Option<String>) -> Cmd {
     call
 }
 
-/// What the reply to [`command`] says of the lock, and the rest of the reply. `None` for a free one.
+/// What the reply to [`command`] says about the lock, and the rest of the reply. `None` for a free lock.
 pub(crate) fn stored_lock(reply: &Value) -> Result<(Option<StoredLock>, &[Value]), BackendError> {
     let Value::Array(parts) = reply else { return Err(unexpected(reply)) };
     let [Value::BulkString(value), Value::Int(left), rest @ ..] = parts.as_slice() else {

@@ -11,16 +11,16 @@ use crate::backend::{BackendError, KeyList, KeyPattern};
 use crate::base::key::Key;
 use crate::base::key_rules::RESERVED;
 
-/// How many keys the server looks at in one command: well below a millisecond.
+/// How many keys the server looks at in one command, which takes well below a millisecond.
 const LOOKED_AT: usize = 1_000;
 
-/// How many such commands one search sends: a million keys.
+/// How many of these commands one search sends: a million keys.
 const MOST_COMMANDS: usize = 1_000;
 
 /// The end of what is read of a value: more than its owner token.
 const VALUE_END: isize = 255;
 
-/// The locks on the server of `connection` with keys that match, `limit` at most. Other keys and values are left out: `is_lock`
+/// The locks on the server of `connection` with keys that match, at most `limit`. Other keys and values are left out: `is_lock`
 /// is given the start of each value.
 pub(crate) async fn locks_on(
     connection: &Connection,
@@ -81,7 +81,7 @@ fn scanned(reply: &Value) -> Result<(Vec<u8>, Vec<String>), BackendError> {
     let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else {
         return Err(unexpected(reply));
     };
-    // A key of another program may be no text.
+    // A key of another program may not be text.
     let keys = keys.iter().filter_map(|key| String::from_redis_value_ref(key).ok());
     Ok((cursor.clone(), keys.collect()))
 }

@@ -10,8 +10,8 @@ use crate::backend::redis::conn::connection::Connection;
 use crate::backend::{BackendError, FailureKind, KeyPattern};
 use crate::base::key_rules::RESERVED;
 
-/// Calls `changed` as [`Backend::watch`](crate::backend::Backend::watch), on a connection of its own. Ends at once where the
-/// server or the user has no tracking.
+/// Calls `changed` as [`Backend::watch`](crate::backend::Backend::watch), on a connection of its own. Ends immediately if
+/// the server or the user has no tracking.
 pub(crate) async fn watch_locks(
     connection: &Connection,
     pattern: &KeyPattern,
@@ -35,7 +35,7 @@ pub(crate) async fn watch_locks(
     }
 }
 
-/// Whether a push tells of a change that concerns a lock with a matching key, or of one of all keys.
+/// Whether a push reports a change to a lock with a matching key, or a change to all keys.
 fn is_of_locks(push: &PushInfo, pattern: &KeyPattern) -> bool {
     match (&push.kind, push.data.as_slice()) {
         (PushKind::Invalidate, [Value::Array(keys)]) => keys.iter().any(|key| match key {

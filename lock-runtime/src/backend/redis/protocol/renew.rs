@@ -35,7 +35,7 @@ impl ScriptedServer {
         self.renew_once(hint, leases).await
     }
 
-    /// Sends leases of the same ttl and number of keys together.
+    /// Sends leases with the same ttl and number of keys together.
     async fn renew_once(
         &self,
         hint: RouteHint,

@@ -1,7 +1,7 @@
 //! Acknowledgement of a grant by replicas, before the grant is reported: `?replicas=n`.
 //!
 //! `WAIT` covers the writes of its own connection, and blocks every command behind it. So it has a connection of its
-//! own, on which a script writes the locks once more in front of it.
+//! own, on which a script writes the locks once more before each `WAIT`.
 //!
 //! All changes reach the replicas in one stream, so `WAIT` after any other write there would cover the grant too. But
 //! the script also shows that this server has granted the lock. Another server may have become the master
@@ -68,8 +68,8 @@ impl Replicas {
         let connection = Connection::connect_without_pushes(target, clock, limits)
             .await
             .map_err(LockError::backend)?;
-        // With no keys and no replicas, both commands return at once. The probe fails without the right to `WAIT`, and
-        // leaves the script in the server's cache.
+        // With no keys and no replicas, both commands return immediately. The probe fails without the right to `WAIT`,
+        // and leaves the script in the server's cache.
         let mut probe = Pipeline::with_capacity(2);
         probe.add_command(confirmation(By::Text, &[], b"", Duration::ZERO));
         probe.cmd("WAIT").arg(0).arg(1);
@@ -90,7 +90,7 @@ impl Replicas {
         Ok(Some(Self { request_timeout, grants, worker, connection }))
     }
 
-    /// Replaces each grant that too few replicas acknowledge by an error. The requests were sent at `sent`.
+    /// Replaces each grant that too few replicas acknowledge with an error. The requests were sent at `sent`.
     pub(crate) async fn confirm(
         &self,
         requests: &[AcquireRequest],

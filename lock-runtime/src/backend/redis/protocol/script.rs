@@ -62,7 +62,8 @@ impl Script {
     }
 }
 
-/// Sends one command after `prelude`. A script is sent by its hash, and once more by its text if the server does not know the hash.
+/// Sends one command after `prelude`. A script is sent by its hash, and once more by its text if the server does not know the
+/// hash.
 pub(crate) async fn run_one(
     connection: &Connection,
     path: Path,
@@ -112,8 +113,8 @@ pub(crate) async fn run(
 /// The error with which the server refuses all scripts of this user, if it does.
 ///
 /// The probe is a release of a lock that no process takes, together with its wait queue. If the server refuses these two
-/// keys in one script, `keyspace` is tagged from then on. A script without keys would not do: a proxy could not route it.
-/// `slot` is a slot of this server.
+/// keys in one script, `keyspace` is tagged from then on. A script without keys would not work: a proxy could not route
+/// it. `slot` is a slot of this server.
 pub(crate) async fn refusal(
     connection: &Connection,
     keyspace: &Keyspace,
@@ -131,7 +132,7 @@ pub(crate) async fn refusal(
         answer = connection.try_send(&call()).await?;
     }
     let Err(error) = answer else { return Ok(None) };
-    // The server accepts the script, and refuses this key alone, or has it elsewhere.
+    // The server accepts the script, and refuses only this key, or the key is elsewhere.
     if server_error::is_forbidden_key(&error) || server_error::is_about_slots(&error) {
         return Ok(None);
     }

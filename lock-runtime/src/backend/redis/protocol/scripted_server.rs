@@ -28,7 +28,7 @@ use crate::exec::events;
 
 /// A server that keeps locks by scripts: all of a store, or one master of a cluster.
 ///
-/// Owns its connection. `acquire`, `renew` and `release` are in the modules of these names.
+/// Owns its connection. `acquire`, `renew` and `release` are in the modules with these names.
 pub(crate) struct ScriptedServer {
     pub(super) connection: Connection,
     pub(super) push_handler: Arc<PushHandler>,
@@ -40,10 +40,10 @@ pub(crate) struct ScriptedServer {
     scope: MessageScope,
 }
 
-/// For each request the reply to it, or why there is none.
+/// The reply to each request, or why there is none.
 pub(super) type SharedReplies<T> = Vec<Result<T, BackendError>>;
 
-/// Adds the reply to each request of a range, by the answer to its command.
+/// Adds the reply to each request of a range, from the answer to its command.
 type Split<'a, T> = dyn Fn(Range<usize>, Value, &mut SharedReplies<T>) + Send + Sync + 'a;
 
 /// The server runs one script at a time, and this many locks take it about a fifth of a millisecond.
@@ -54,7 +54,7 @@ const MAX_SHARED: usize = 128;
 pub(crate) enum RouteHint {
     /// To the server that has the slot.
     Direct,
-    /// One lease per command: a command fails as a whole if its keys are at two servers for the moment.
+    /// One lease per command: a command fails as a whole if its keys are temporarily at two servers.
     Separate,
     /// As [`Separate`](Self::Separate), to the server that a slot is being moved to (`ASKING`).
     Asking,
@@ -216,7 +216,8 @@ impl ScriptedServer {
         script::run(&self.connection, path, count, prelude, command).await
     }
 
-    /// Sends one command. If the server has begun to check slots and refuses it for that, it is sent once more with tagged names.
+    /// Sends one command. If the server has begun to check slots and refuses the command for that reason, it is sent once more
+    /// with tagged names.
     pub(super) async fn run_one(
         &self,
         path: Path,
@@ -234,8 +235,8 @@ impl ScriptedServer {
         script::run_one(&self.connection, path, prelude, command).await
     }
 
-    /// As [`run`](Self::run). If the server has begun to check slots, the commands that it refuses for that are sent
-    /// once more with tagged names.
+    /// As [`run`](Self::run). If the server has begun to check slots, the commands that it refuses for that reason
+    /// are sent once more with tagged names.
     pub(super) async fn run_named(
         &self,
         path: Path,
@@ -260,7 +261,7 @@ impl ScriptedServer {
         answers
     }
 
-    /// The most locks of one script if its requests have owners of their own.
+    /// The maximum number of locks in one script if each of its requests has its own owner.
     ///
     /// A script with several keys needs all of them at one server.
     pub(super) fn max_shared(&self, hint: RouteHint) -> usize {
@@ -276,8 +277,8 @@ impl ScriptedServer {
 
     /// Sends a command for each range of requests in `calls`, and returns the reply to each of these requests.
     ///
-    /// The server may refuse a command for several requests because of the key of one: each is sent once more by a command of its
-    /// own. It refuses such a command before the script begins.
+    /// The server may refuse a command for several requests because of the key of one request. Each request is then sent once
+    /// more in its own command. The server refuses the shared command before the script begins.
     pub(super) async fn run_shared<T: Send>(
         &self,
         path: Path,
@@ -320,7 +321,8 @@ impl ScriptedServer {
     }
 }
 
-/// The commands for `count` requests, as ranges of them: neighbours share one if they may, at most `most` with the first.
+/// The commands for `count` requests, as ranges of requests. Neighbours share a command if they may, up to the limit that `most`
+/// gives for the first request.
 pub(super) fn shared_calls(
     count: usize,
     most: impl Fn(usize) -> usize,

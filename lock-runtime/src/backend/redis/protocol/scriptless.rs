@@ -4,9 +4,9 @@
 //! - **Acquire** is `SET NX PX`. A refused request reads the key, and tracks its changes if the server supports
 //!   that. If it reads its own token, an earlier reply was lost: a [`WatchTransaction`] extends the lease, and never
 //!   shortens it.
-//! - **Renew and release** compare and write in one step: `SET IFEQ` (Redis 8.4, Valkey 8.1), `DELEX` (Redis 8.4) or
-//!   `DELIFEQ` (Valkey 9.0), and a transaction where the server has none of them. `GET` and then `DEL` could free
-//!   the lock of a later holder, so a server that has neither is refused.
+//! - **Renew and release** compare and write in one step, by `SET IFEQ` (Redis 8.4, Valkey 8.1), `DELEX` (Redis 8.4)
+//!   or `DELIFEQ` (Valkey 9.0). If the server has none of them, they use a transaction. `GET` and then `DEL` could
+//!   free the lock of a later holder, so a server with neither these commands nor transactions is refused.
 //! - **Several keys** are taken in one transaction, all or none. With one `SET NX` after the other, a later refusal
 //!   would require the release of the first keys. Such a late release could free a later grant of the same owner.
 //! - **Fences** are refused. An `INCR` after the grant may be late: a holder that is frozen in between would
@@ -227,7 +227,7 @@ impl Scriptless {
                     {
                         return verdict;
                     }
-                    // A key of the same owner expired in that moment; now it is free.
+                    // A key of the same owner expired at that moment; now it is free.
                     has_written = true;
                 }
                 TxnResult::Conflict => {}
@@ -481,7 +481,7 @@ impl Backend for Scriptless {
                 let holder = holder.with_token(wait_queue::owner_in(&by)).with_expiry(expires_in);
                 Some(holder.with_info(wait_queue::owner_info(&by)))
             }
-            // No lock, and it keeps all owners out.
+            // The value is not a lock, but it keeps all owners out.
             Observed::WrongType(_) => Some(LockHolder::new(None)),
             Observed::Failed(error) => return Err(error),
         };

@@ -23,7 +23,7 @@ pub(crate) fn duration(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// The fence in a reply, which has 0 in its place without one.
+/// The fence in a reply, which has 0 if there is no fence.
 pub(crate) fn minted(number: i64) -> Option<Fence> {
     if number > 0 { Fence::try_from(number).ok() } else { None }
 }

@@ -1,8 +1,8 @@
 //! The wait queue of a lock in Redis: contended locks pass between processes in FIFO order, without polling.
 //!
 //! A contended lock with the key `K` has a sorted set beside it, its wait queue: tokens, ordered by the server's time
-//! of their arrival. A release transfers the lock to the head of the queue in the same script and notifies that
-//! process alone. `wait_queue.lua` has all transitions; this is the contract.
+//! of their arrival. A release transfers the lock to the head of the queue in the same script and notifies only that
+//! process. `wait_queue.lua` has all transitions; this is the contract.
 //!
 //! ```text
 //! free ── SET NX ──> held ── claim of another owner: enqueues, marks K, notifies the holder ──> contended
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! A message goes to the channel of a pool. In a Redis Cluster, every server delivers a message on a channel, so the
-//! message goes to all servers. From 7.0 on a pool may also have a channel in the lock's shard: then the message goes to
-//! that shard alone ([`shard_channel`](crate::backend::redis::net::shard_channel)).
+//! message goes to all servers. From 7.0 on a pool may also have a channel in the lock's shard: then the message goes
+//! only to that shard ([`shard_channel`](crate::backend::redis::net::shard_channel)).
 //!
 //! 1. **A message is a hint.** No message grants a lock: the notified process sends its claim again. Only the reply to that
 //!    claim is a grant, valid from the moment the claim was sent. So correctness does not depend on when a message is
@@ -22,25 +22,25 @@
 //! 2. **One token from the first claim to the release.** A claim is idempotent. It reports a lock that the owner already
 //!    holds, and keeps the position of a queued token. The token belongs to the queue of the process, not to a task.
 //!    If the head waiter gives up, the next waiter continues with the same token.
-//! 3. **The contended mark.** The first claim that waits puts a `+` behind the holder's token. The plain
+//! 3. **The contended mark.** The first claim that waits puts a `+` after the holder's token. The plain
 //!    compare-and-delete of a release then fails inside the script, and the release goes on to serve the queue. So an
 //!    uncontended lock costs a `SET` and a short script, and no command reads the queue of a free key.
-//! 4. **Contention.** A holder learns of waiters from the count in the reply to its claim, and from its renewals.
-//!    The first in the queue also sends a message to the holder, again at each of its rechecks. Until then the holder's
-//!    process hands the lock off between its own tasks; from then on for a limited time. If more of its tasks wait, its
-//!    release enqueues the process at the end of the queue in the same step. If the queue is empty after all, the
-//!    process keeps the lock.
-//! 5. **Dead and frozen processes.** A message to a dead process has no receiver, and the same script goes on to the
-//!    next token. A frozen process does not claim its reservation, which is short. The next in the queue receives the
-//!    duration of the reservation, and claims when it is over. A process that receives a reservation for an abandoned
-//!    token releases the lock to the next. The queue itself expires 10 s after the last recheck.
+//! 4. **Contention.** A holder learns of waiters from the count in the reply to its claim, and from its renewals. The
+//!    first waiter in the queue also sends a message to the holder, again at each of its rechecks. Until then the
+//!    holder's process hands the lock off between its own tasks; from then on it does so for a limited time. If more of
+//!    its tasks wait, its release enqueues the process at the end of the queue in the same step. If the queue is empty
+//!    after all, the process keeps the lock.
+//! 5. **Dead and frozen processes.** A message to a dead process has no receiver, and the same script goes on to the next token.
+//!    A frozen process does not claim its reservation, which is short. The next waiter in the queue receives the duration of the
+//!    reservation, and claims when the reservation is over. A process that receives a reservation for an abandoned token releases
+//!    the lock to the next. The queue itself expires 10 s after the last recheck.
 //! 6. **A claim proves that its process is alive.** A claim that finds the lock free acquires it, at any position in the
 //!    queue. The tokens before it keep their positions.
 //! 7. **Other libraries.** A holder with a token of another format does not know the queue. Client tracking and the end of
 //!    the ttl wake its waiters. A process that may not use channels or these scripts does not enqueue and leaves no
 //!    mark; its own token has such another format.
-//! 8. **A text about the owner** stands behind the token and the mark, in the value of the key alone. Nothing compares it. Entries
-//!    of the queue, releases and renewals have the token without it. A process of an older version takes the value for one of
+//! 8. **A text about the owner** follows the token and the mark, only in the value of the key. Nothing compares the text. Entries
+//!    of the queue, releases and renewals have the token without it. A process of an older version takes the value for that of
 //!    another library.
 
 use std::io::Write;
@@ -57,7 +57,7 @@ const MAX_LEN: usize = OWNER_LEN + 1 + 16;
 
 /// The value of a lock's key and of a queue entry: the owner token, and the channel that notifies its process.
 ///
-/// Without a channel the process receives no messages, and the token is the owner token alone.
+/// Without a channel the process receives no messages, and the token is only the owner token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueToken {
     bytes: [u8; MAX_LEN],
@@ -85,7 +85,7 @@ impl QueueToken {
     }
 }
 
-/// The value of a lock: a token, and behind a space a text about its owner.
+/// The value of a lock: a token, then a space and a text about its owner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockValue {
     token: QueueToken,
@@ -124,7 +124,7 @@ impl ToRedisArgs for LockValue {
 
 impl ToSingleRedisArg for LockValue {}
 
-/// How the value of an uncontended lock begins that says something of its owner. A token without a channel is all of the value.
+/// The start of the value of an uncontended lock with a text about its owner. A token without a channel is the whole value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ValueStart(pub(crate) QueueToken);
 
@@ -139,7 +139,7 @@ impl ToRedisArgs for ValueStart {
 
 impl ToSingleRedisArg for ValueStart {}
 
-/// What the value of a lock says of its owner.
+/// What the value of a lock says about its owner.
 pub(crate) fn owner_info(value: &[u8]) -> Option<OwnerInfo> {
     let (token, text) = value.split_at_checked(MAX_LEN)?;
     let text = text.strip_prefix(b" ").or_else(|| text.strip_prefix(b"+"))?;

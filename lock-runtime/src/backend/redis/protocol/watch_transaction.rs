@@ -1,8 +1,8 @@
 //! Read, compare and write by `WATCH` and `MULTI`: what a script does in one step.
 //!
-//! The server discards the writes if a key changed after it was read. Watched keys belong to the connection, so one
-//! transaction has the connection for itself. A caller that is dropped half-way closes the connection, and no key is
-//! watched any more. Writes that were sent by then are made all or not at all, and only if no key has changed.
+//! The server discards the writes if a key changed after it was read. Watched keys belong to the connection, so one transaction
+//! has the connection for itself. A caller that is dropped midway closes the connection, and no key is watched any longer. Writes
+//! that were sent by then are made completely or not at all, and only if no key has changed.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -77,8 +77,8 @@ impl WatchTransaction {
         Self { connection, idle: Mutex::new(None) }
     }
 
-    /// Opens the connection for the next [`run`](Self::run), if there is none beside the main one. That takes several round trips, and goes
-    /// on when the caller is dropped.
+    /// Opens the connection for the next [`run`](Self::run), if there is none beside the main connection. That takes several
+    /// round trips, and continues if the caller is dropped.
     pub(super) async fn prepare(self: &Arc<Self>) -> Result<(), BackendError> {
         // While the main connection is down, each transaction opens its own.
         if self.connection.generation().is_none() || self.is_ready(&*self.idle.lock().await) {
@@ -100,7 +100,7 @@ impl WatchTransaction {
         idle.as_ref().is_some_and(|idle| self.connection.is_beside(idle))
     }
 
-    /// A connection beside the main one. The attempt ends with that one, and so with the pool.
+    /// A connection beside the main one. The attempt ends with the main connection, and so with the pool.
     async fn open(&self) -> Result<DedicatedConnection, BackendError> {
         const CHECK: Duration = Duration::from_millis(100);
         let generation = self.connection.generation();

@@ -19,7 +19,7 @@ use crate::backend::{BackendError, FailureKind, LeaseRef};
 const MAX_WRITES: usize = 256;
 
 /// Collects writes while a transaction is running and sends them in the next one. Otherwise each write would wait for the
-/// two round trips of all before it.
+/// two round trips of all writes before it.
 ///
 /// Owns the task that runs the transactions, so a caller that is dropped does not interrupt one. Drop ends the task.
 pub(super) struct WriteBatches {
@@ -154,7 +154,7 @@ async fn try_write_all(
     };
     let mut answers = answers.into_iter();
     let outcome = |(outcome, count): (Result<bool, BackendError>, usize)| {
-        // A key without effect has expired just before.
+        // A key on which the write has no effect has just expired.
         let done = answers.by_ref().take(count).filter(|answer| *answer == Value::Int(1)).count();
         outcome.map(|all_held| all_held && done == count)
     };

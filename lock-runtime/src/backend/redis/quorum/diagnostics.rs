@@ -16,7 +16,7 @@ use crate::backend::redis::quorum::url::Dependent;
 use crate::backend::redis::quorum::vote_count::VoteCount;
 use crate::backend::{BackendError, Finding, Warning};
 
-/// The state of one node, as it reports it. What the user may not read there is missing.
+/// The state of one node, as the node reports it. What the user may not read there is missing.
 #[derive(Debug)]
 pub(crate) struct NodeReport {
     name: String,
@@ -137,7 +137,7 @@ pub(crate) fn dependent(reports: &[NodeReport]) -> Option<Dependent> {
     None
 }
 
-/// Warnings about the nodes, each alone and in comparison.
+/// Warnings about the nodes, each on its own and in comparison.
 pub(crate) fn warnings(reports: &[NodeReport]) -> Vec<Warning> {
     let alone = reports.iter().flat_map(|report| report.warnings.iter().cloned());
     alone.chain(between(reports)).collect()

@@ -38,7 +38,7 @@ struct Proposal {
     votes: VoteCount,
     /// The nodes that are silent in the current round, one bit each.
     silent: u64,
-    /// When the votes of the current round are counted at the latest.
+    /// The time by which the votes of the current round are counted.
     until: Instant,
     state: ProposalState,
     /// Whether a node may have voted for it, or may still do so.
@@ -291,7 +291,7 @@ impl Proposal {
         true
     }
 
-    /// Whether it proposes again in this call because others compete. A waiter retries without a back-off here.
+    /// Whether the request is proposed again in this call because others compete. A waiter retries without a back-off here.
     fn backs_off(&self) -> bool {
         !self.claim.enqueue && self.back_offs < MAX_BACK_OFFS && self.votes.is_contested()
     }

@@ -6,7 +6,7 @@ use crate::backend::{BackendError, FailureKind};
 use crate::base::clock;
 use crate::base::fence::Fence;
 
-/// The ballot numbers `first..=last`. A majority accepts all of them at once.
+/// The ballot numbers `first..=last`. A majority accepts all of them together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FenceBlock {
     pub(crate) first: u64,
@@ -25,9 +25,9 @@ const MOST_NUMBERS: u64 = 1 << 20;
 impl FenceBlock {
     /// Covers a block of another process, of which the first number is known.
     ///
-    /// A release of it may count numbers of a newer owner as released, if that was granted within a second of the first number.
-    /// A node that has lost the vote of the newer owner does not restore it then; the others do. A narrower block could leave
-    /// the released owner a node at which its extension is still accepted.
+    /// A release of the block may count numbers of a newer owner as released. That needs a grant to the newer owner within a
+    /// second of the first number. A node that has lost the vote of the newer owner does not restore it then; the others do. A
+    /// narrower block could leave the released owner a node at which its extension is still accepted.
     pub(crate) const fn from_another_process(first: Fence) -> Self {
         Self { first: first.get(), last: first.get() + MOST_NUMBERS }
     }

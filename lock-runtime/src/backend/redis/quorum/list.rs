@@ -11,7 +11,7 @@ use crate::backend::redis::quorum::nodes::Nodes;
 use crate::backend::{BackendError, KeyList, KeyPattern};
 
 impl Nodes {
-    /// The locks with keys that match, `limit` at most. A majority of the nodes has to answer.
+    /// The locks with keys that match, at most `limit`. A majority of the nodes has to answer.
     pub(crate) async fn list(
         self: &Arc<Self>,
         pattern: &KeyPattern,
@@ -32,7 +32,7 @@ impl Nodes {
         self.check_majority(&failures.iter().collect::<Vec<_>>())?;
         let mut held = Vec::new();
         for key in candidates {
-            // One more than asked for says that there are more.
+            // One key more than requested shows that there are more.
             if held.len() > limit {
                 break;
             }

@@ -23,7 +23,7 @@ static BALLOT: Lazy<Script> = Lazy::new(|| Script::new(include_str!("ballot.lua"
 
 /// The value of a lock on a node: the owner token, the number of the owner's attempt, and a text about the owner.
 ///
-/// The text is in hexadecimal digits behind the number, so that to a node both are one long number. Each version of `ballot.lua`
+/// The text follows the number in hexadecimal digits, so that to a node both are one long number. Each version of `ballot.lua`
 /// therefore parses values of all versions. All requests of an attempt have the same text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VoteToken {
@@ -89,8 +89,8 @@ pub(crate) struct BallotRequest {
     pub(crate) operation: BallotOperation,
     pub(crate) keys: Arc<[Key]>,
     pub(crate) token: VoteToken,
-    /// How long the node keeps the locks from now. Zero for a release or a withdrawal, unless the locks are to stay
-    /// taken for that time.
+    /// How long the node keeps the locks from now. Zero for a release or a withdrawal, unless the locks stay taken
+    /// for that time.
     pub(crate) ttl: Duration,
     /// The ballot numbers that the holder may use as fencing tokens.
     pub(crate) block: Option<FenceBlock>,
@@ -124,7 +124,7 @@ pub(crate) struct StoredVote {
 }
 
 impl StoredVote {
-    /// Parses `token`, or `token#first#before`, behind a `~` if the lock is kept after its release.
+    /// Parses `token`, or `token#first#before`, after a `~` if the lock is kept after its release.
     pub(crate) fn parse(value: &[u8]) -> Self {
         let vote = value.strip_prefix(b"~").unwrap_or(value);
         let mut parts = vote.split(|byte| *byte == b'#');
@@ -251,7 +251,7 @@ impl BallotRequest {
         }
     }
 
-    /// Whether the locks had the token, by an answer to an operation that is no vote.
+    /// Whether the locks had the token, by an answer to an operation that is not a vote.
     pub(crate) fn had_token(
         &self,
         answer: Result<Value, BackendError>,

@@ -28,10 +28,10 @@
 //! 4. **A renewal restores a lock that is missing on a node.** It never takes a lock of another owner, and never
 //!    where the node has accepted a greater number that may have been granted. So a node that restarts empty counts
 //!    again before a second one fails. A renewal needs a majority of its own, before the validity ends.
-//! 5. **A vote that did not lead to a grant is withdrawn from all nodes at once**, also from nodes that have not
-//!    answered. Those receive the withdrawal until they confirm it, or until the vote has expired there. Its number
-//!    stays promised, so that a late proposal is refused, but it is not accepted any more: failed attempts do not
-//!    block renewals.
+//! 5. **A vote that did not lead to a grant is withdrawn from all nodes immediately**, including nodes that have
+//!    not answered. Such nodes receive the withdrawal until they confirm it, or until the vote has expired there.
+//!    Its number stays promised, so that a late proposal is refused, but it is no longer accepted: failed attempts
+//!    do not block renewals.
 //! 6. **If failed nodes could have decided the vote, the result is a failure of the store**, not a held lock.
 //! 7. **A node that answers is slow, not silent**, however many requests wait for it. Load makes votes late, but not
 //!    void. A node is silent when it has sent nothing at all for longer than it usually takes. Its vote then counts
@@ -41,9 +41,9 @@
 //! 8. **Two proposals that compete for a free lock** may each receive part of the votes. Both are withdrawn and
 //!    retried after a random time. A waiter for a held lock is woken when a majority of the nodes reports a change.
 //!
-//! A node that has lost its data must stay away for the longest ttl before it votes again; `docs/guarantees.md` says
-//! what holds when it does not. Fencing tokens need synchronised clocks only for such a node: numbers are
-//! proposed from the machine's clock, so that numbers after the loss are above numbers before it.
+//! A node that has lost its data must stay away for the longest ttl before it votes again. `docs/guarantees.md` says
+//! what holds when it does not. Fencing tokens need synchronised clocks only for such a node. Numbers are proposed
+//! from the machine's clock, so that numbers after the loss are above numbers before it.
 
 mod diagnostics;
 mod election;
@@ -140,8 +140,8 @@ impl Backend for Quorum {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        // If one lease is not decided in time, the caller gives up the whole batch. So the others have less time once one is
-        // decided.
+        // If one lease is not decided in time, the caller gives up the whole batch. So the other leases have less time once
+        // one is decided.
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let limit = (self.0.request_timeout * 3 / 4).min(shortest / 4);
         self.0.lease_status(leases, BallotOperation::Extend, limit, shortest / 8).await
@@ -156,7 +156,7 @@ impl Backend for Quorum {
         let mut withdrawals = Vec::with_capacity(releases.len());
         for ReleaseRequest { lease, free_after, forced, .. } in releases {
             let (mut grant, mut free_after) = (nodes.grants.of(lease), *free_after);
-            // The grant of another process, also when its release by force is repeated.
+            // The grant of another process, even when its release by force is repeated.
             let is_own =
                 nodes.grants.get(&lease.owner).is_some_and(|it| it.releasing_until.is_none());
             if let Some(holder) = forced.as_ref().filter(|_| !is_own) {

@@ -63,8 +63,8 @@ pub(crate) enum ReplyContent {
 pub(crate) type Replies = UnboundedReceiver<NodeReply>;
 
 impl Nodes {
-    /// Connects to all nodes at once. Fails if fewer than a majority can be reached; the others are retried in the
-    /// background.
+    /// Connects to all nodes at the same time. Fails if fewer than a majority can be reached; the others are
+    /// retried in the background.
     pub(crate) async fn connect(
         addresses: Vec<NodeAddress>,
         config: BackendConfig<'_>,
@@ -153,7 +153,7 @@ impl Nodes {
 
 /// Requests.
 impl Nodes {
-    /// Sends the same requests to all nodes at once.
+    /// Sends the same requests to all nodes at the same time.
     pub(crate) fn send(
         self: &Arc<Self>,
         requests: &Arc<[BallotRequest]>,
@@ -196,13 +196,13 @@ impl Nodes {
     ) -> Vec<Result<Value, BackendError>> {
         // Bounds the wait for a reply that is lost on a connection on which other replies arrive.
         const MAX_TIMEOUTS: u32 = 4;
-        // A timer this late means that this thread did not run, so answers may have arrived that are not read yet.
+        // A timer this late means that this thread did not run, so unread answers may have arrived.
         const LATE: Duration = Duration::from_millis(5);
         let sent = self.clock.now();
         let shortest = requests.iter().map(|request| request.ttl).min().unwrap_or_default();
         let min_limit = pacing::min_silence_limit(shortest);
         let mut on_silence = Some(on_silence);
-        // From when silence is counted against the node.
+        // The time from which silence counts against the node.
         let mut since = sent;
         let mut results = pin!(node.send(requests, tracked));
         loop {
@@ -240,8 +240,8 @@ impl Nodes {
         }
     }
 
-    /// Waits until the votes decide each request, at most until `until`, or until `others_until` if one is decided. Then the
-    /// votes received so far decide.
+    /// Waits until the votes decide each request, at most until `until`, or until `others_until` once one request is
+    /// decided. Then the votes received so far decide.
     pub(crate) async fn decide(
         &self,
         mut replies: Replies,
@@ -305,7 +305,7 @@ impl Nodes {
         BackendError::new(failure, text).remedy(count.remedy())
     }
 
-    /// As [`failure`](Self::failure), of a request that takes effect at a node also if it arrives late.
+    /// As [`failure`](Self::failure), for a request that takes effect at a node even if it arrives late.
     pub(crate) fn ambiguous_failure(&self, count: &VoteCount) -> BackendError {
         let error = self.failure(count);
         if count.is_ambiguous() { error.after_a_part() } else { error }
@@ -321,7 +321,7 @@ impl Nodes {
         BallotRequest { operation, keys: lease.keys.clone(), token, ttl: lease.kept_for(), block }
     }
 
-    /// Extends or reads leases on all nodes, within `limit`, or within `others_limit` if one is decided.
+    /// Extends or reads leases on all nodes, within `limit`, or within `others_limit` once one lease is decided.
     pub(crate) async fn lease_status(
         self: &Arc<Self>,
         leases: &[LeaseRef],

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::base::clock::Instant;
 
-/// Response times of one server. The silence limit runs from the server's last answer to any request: a server that
+/// Response times of one server. The silence limit runs from the server's last answer to any request. A server that
 /// answers is slow, not silent, however many requests wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseTimes(Mutex<ResponseStats>);
@@ -47,8 +47,8 @@ impl ResponseTimes {
     }
 
     /// When the server counts as silent for a request sent at `sent`, unless it answers any request before. The time
-    /// is `limit` after `sent` or after the last answer, whichever is later. Without `limit` it is the estimated
-    /// response time, at least `min_limit`.
+    /// is `limit` after `sent` or after the last answer, whichever is later. Without `limit` the estimated response
+    /// time applies, but at least `min_limit`.
     pub(crate) fn silent_at(
         &self,
         sent: Instant,
@@ -73,8 +73,8 @@ impl ResponseStats {
     }
 }
 
-/// The smallest silence limit for a request with this ttl. It is short against the ttl, so that waiting for a silent
-/// node costs little of the lease.
+/// The smallest silence limit for a request with this ttl. It is short compared to the ttl, so that waiting for a
+/// silent node costs little of the lease.
 pub(crate) fn min_silence_limit(ttl: Duration) -> Duration {
     const SHORTEST: Duration = Duration::from_millis(5);
     const LONGEST: Duration = Duration::from_millis(50);

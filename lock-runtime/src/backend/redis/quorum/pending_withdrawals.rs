@@ -30,7 +30,7 @@ pub(crate) struct Withdrawal {
 }
 
 impl Withdrawal {
-    /// A withdrawal that frees the lock at once.
+    /// A withdrawal that frees the lock immediately.
     pub(crate) fn new(
         operation: BallotOperation,
         keys: &Arc<[Key]>,
@@ -68,7 +68,7 @@ impl PendingWithdrawals {
         !queue.withdrawals.is_empty() && !std::mem::replace(&mut queue.has_worker, true)
     }
 
-    /// The next batch for the worker. An empty batch ends it: the next [`add`](Self::add) needs a new one.
+    /// The next batch for the worker. An empty batch ends it: the next [`add`](Self::add) needs a new worker.
     pub(crate) fn take(&self, now: Instant) -> Vec<Withdrawal> {
         let mut queue = self.queue();
         queue.withdrawals.retain(|withdrawal| withdrawal.until > now);

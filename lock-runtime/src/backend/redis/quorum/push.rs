@@ -23,7 +23,7 @@ pub(crate) struct ChangeReports {
 }
 
 impl ChangeReports {
-    /// With more keys than this, the counts are dropped and the change is passed on at once.
+    /// With more keys than this, the counts are dropped and the change is passed on immediately.
     const MAX_KEYS: usize = 10_000;
 
     pub(crate) fn new(nodes: usize) -> Self {
@@ -108,14 +108,14 @@ struct ResyncLimiter {
 #[derive(Clone, Copy)]
 enum LastResync {
     At(Instant),
-    /// The next one is scheduled.
+    /// The next resync is scheduled.
     Scheduled,
 }
 
 impl ResyncLimiter {
     const INTERVAL: Duration = Duration::from_secs(1);
 
-    /// Notifies at once, or [`INTERVAL`](Self::INTERVAL) after the last resync.
+    /// Notifies immediately, or [`INTERVAL`](Self::INTERVAL) after the last resync.
     fn notify(self: &Arc<Self>, notifier: &Notifier) {
         let now = self.clock.now();
         let mut state = self.last();

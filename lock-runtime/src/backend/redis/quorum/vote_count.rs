@@ -35,7 +35,7 @@ pub(crate) enum Decision {
         /// Whether several proposals compete and none is known to have a majority.
         split: bool,
     },
-    /// No majority for the proposed number, but possibly for one above this.
+    /// No majority for the proposed number, but possibly for a number above this one.
     Low(u64),
     /// No majority, but the failed nodes could have completed one.
     Failed,

@@ -4,7 +4,7 @@ use crate::backend::zookeeper::protocol::jute::{JuteReader, MalformedRecord};
 use crate::backend::zookeeper::protocol::operation::AnswerKind;
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 
-/// What stands before the record of an answer.
+/// What precedes the record of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AnswerHeader {
     pub(crate) xid: i32,
@@ -65,7 +65,7 @@ pub(crate) enum OperationAnswer {
 pub(crate) type Answered = Result<OperationAnswer, ServerCode>;
 
 impl OperationAnswer {
-    /// The record behind `header`.
+    /// The record after `header`.
     pub(crate) fn read(
         kind: AnswerKind,
         header: AnswerHeader,

@@ -1,4 +1,4 @@
-//! The first exchange of a connection: it opens a session, or goes on with one.
+//! The first exchange of a connection: it opens a session, or resumes one.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub(crate) struct SessionIdentity {
     /// Zero for a session that is not open yet.
     pub(crate) id: i64,
     pub(crate) password: Vec<u8>,
-    /// The last transaction that this session has seen. A server that is behind it refuses the connection.
+    /// The last transaction that this session has seen. A server that is behind that transaction refuses the connection.
     pub(crate) last_zxid: i64,
 }
 

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MalformedRecord;
 
-/// A frame in the making. [`finish`](Self::finish) fills in its length.
+/// A frame that is being written. [`finish`](Self::finish) fills in its length.
 pub(crate) struct JuteWriter(Vec<u8>);
 
 impl JuteWriter {

@@ -26,7 +26,7 @@ pub(crate) enum NodeOperation {
     Watch {
         path: String,
     },
-    /// Reads the names of the children, and watches for others.
+    /// Reads the names of the children, and watches for changes of the list.
     Children {
         path: String,
     },

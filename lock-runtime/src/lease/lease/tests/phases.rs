@@ -394,7 +394,7 @@ async fn an_expedited_renewal_is_due_at_once_unless_there_is_none() {
     assert_eq!(lease.due(), Some(now));
     renew(&lease);
     assert!(!lease.expedite(now), "one is in flight");
-    // Its answer may be of the time before the change.
+    // Its answer may be from before the change.
     lease.on_renewed(clock.now(), secs(10));
     assert_eq!(lease.due(), Some(now));
     renew(&lease);
@@ -511,7 +511,7 @@ async fn a_lease_without_a_holder_keeps_the_fences_for_later_holders() {
     assert_eq!(lease_of(fenced(), grant, clock).fence, Some(Fence::new(7)));
 }
 
-/// The store has extended the lease, although its answer came behind the time limit of the request.
+/// The store has extended the lease, although its answer came after the time limit of the request.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_extends_a_lease_that_is_held() {
     let clock = clock().await;

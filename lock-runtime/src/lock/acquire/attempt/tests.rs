@@ -134,7 +134,7 @@ fn a_contended_lock_is_requested_again_when_the_store_says() {
         (&plain, queued(700), 700, 700),
         (&plain, watch(900), 900, 900),
         (&plain, watch(0), 0, 0),
-        // Between a quarter of the delay and all of it.
+        // Between a quarter and the whole of the delay.
         (&counted, queued(700), 10, 40),
         (&counted, watch(0), 10, 40),
         (&counted, watch(5), 5, 5),

@@ -78,7 +78,7 @@ fn all_keys_are_requested_again_after_a_step_that_waited() {
     assert!(stepwise.holds_any());
     assert_eq!((stepwise.step(), held(&stepwise)), (None, &[0][..]));
     assert_eq!(keys_of(&stepwise, &spec).len(), 3);
-    // Another key is held by another owner: that one is next.
+    // Another owner holds another key: that key is next.
     assert_eq!(stepwise.on_contended(WaitMode::Poll, at(51), &spec), NextStep::Request);
     assert_eq!((stepwise.step(), held(&stepwise)), (Some(1), &[0][..]));
 }
@@ -112,7 +112,7 @@ fn a_refusal_with_all_keys_held_means_a_lost_key() {
     assert_eq!(next, NextStep::BackOff(BackOff::Lost));
     stepwise.back_off(at(4), BackOff::Lost);
     assert!(stepwise.is_optimistic() && !stepwise.holds_any());
-    // Stepwise again at once.
+    // Immediately stepwise again.
     assert_eq!(stepwise.on_contended(WaitMode::Poll, at(4), &spec), NextStep::Request);
 }
 
@@ -132,7 +132,7 @@ fn a_hold_is_renewed_after_a_third_of_the_ttl_until_validity_ends() {
     let Upkeep::Renew { lease, time_limit } = upkeep(&stepwise, third) else { panic!("not due") };
     assert_eq!((lease.keys.len(), lease.owner, lease.ttl), (1, owner, TTL));
     assert_eq!(time_limit, ms(500));
-    // Without an answer once more after a tenth of the ttl, and never beyond validity.
+    // Without an answer, once more after a tenth of the ttl, and never beyond validity.
     assert_eq!(stepwise.on_renewed(ttl, third, third + ms(500), None), None);
     assert_eq!(stepwise.due(), Some(third + ms(500) + TTL / 10));
     let end = at(1_000) + ttl.validity();
