@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::net::TcpStream;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockPool};
@@ -89,6 +89,41 @@ async fn a_master_that_loads_the_data_of_another_is_left_too() {
     works(&pool).await;
     println!("first success {:?} after the redirect", began.elapsed());
     assert!(old.cli(&["INFO", "persistence"]).contains("\nloading:1"), "it would load for long");
+}
+
+/// It serves as soon as it has its data. Until then another connection would not help.
+#[tokio::test]
+async fn a_server_that_loads_its_own_data_keeps_its_connection() {
+    let server = RedisServer::builder()
+        .arg("enable-debug-command", "yes")
+        // In microseconds. It loads for 60 s, or until the test has seen enough.
+        .arg("key-load-delay", "60000")
+        .arg("loading-process-events-interval-bytes", "1024")
+        .start();
+    let proxy = FaultProxy::start(&server);
+    let pool = LockPool::builder(proxy.url()).request_timeout(SOON).connection_per_runtime(false);
+    let pool = pool.connect().await.unwrap();
+    works(&pool).await;
+    server.cli(&["DEBUG", "POPULATE", "1000", "key", "100"]);
+    server.cli(&["SAVE"]);
+    let server = Arc::new(server);
+    let again = Arc::clone(&server);
+    let restarted = tokio::task::spawn_blocking(move || again.restart());
+    let single = || pool.lock(KEY).wait(Duration::ZERO).acquire();
+    let says_loading = async || match single().await {
+        Ok(_) => false,
+        Err(error) => error.to_string().contains("LOADING"),
+    };
+    eventually_async(SOON, "the server says LOADING", says_loading).await;
+    let (began, before) = (Instant::now(), proxy.connections());
+    while began.elapsed() < ms(3_500) {
+        assert!(says_loading().await);
+        tokio::time::sleep(ms(10)).await;
+    }
+    assert_eq!(proxy.connections(), before);
+    assert_eq!(server.cli(&["CONFIG", "SET", "key-load-delay", "0"]), "OK");
+    works(&pool).await;
+    restarted.await.unwrap();
 }
 
 /// A name that still resolves to the replica is looked up at intervals.

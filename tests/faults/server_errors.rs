@@ -4,7 +4,7 @@
 //! |---|---|
 //! | READONLY, NOREPLICAS, MASTERDOWN, MISCONF, OOM, WRONGTYPE | errors: `a_server_that_refuses_says_why_and_serves_again`; a holder: [`holder`] |
 //! | LOADING | errors: `a_server_that_is_loading` |
-//! | BUSY | errors: `a_server_that_is_busy_with_a_script` |
+//! | BUSY | errors: `a_server_that_is_busy_with_a_script`; to a connect: [`a_connection_to_a_server_that_is_busy`] |
 //! | UNKILLABLE | [`a_script_that_cannot_be_killed`] |
 //! | NOSCRIPT | [`scripts_that_the_server_has_forgotten`] |
 //! | NOAUTH, WRONGPASS | errors: `a_server_that_rejects_the_login`, `a_password_that_changes_under_way` |
@@ -130,6 +130,38 @@ async fn a_script_that_cannot_be_killed() {
     let guard = pool.lock(KEY).wait(ms(120_000)).acquire().await.unwrap();
     guard.release().await.unwrap();
     works(&pool).await;
+}
+
+/// The server accepts the log-in, and refuses `SELECT`, client tracking and the subscription. A connection without them would be
+/// without notifications for as long as it lasts, so it is made again until the script has ended. Waiters go on.
+#[tokio::test]
+async fn a_connection_to_a_server_that_is_busy() {
+    for database in [0, 3] {
+        let server = RedisServer::builder().arg("busy-reply-threshold", "50").start();
+        let proxy = FaultProxy::start(&server);
+        let pool = LockPool::builder(format!("{}/{database}", proxy.url()));
+        let pool = pool.connection_per_runtime(false).connect().await.unwrap();
+        works(&pool).await;
+        let mut looping = server.connect().unwrap();
+        looping.write_all(&resp::command(&["EVAL", "while true do end", "0"])).unwrap();
+        eventually(ms(20_000), "the server says BUSY", || {
+            server.cli(&["GET", KEY]).contains("BUSY")
+        });
+        let waiter = tokio::spawn(pool.lock(KEY).wait(ms(120_000)).acquire());
+        let before = proxy.connections();
+        proxy.cut();
+        eventually_async(ms(20_000), "several connects", async || {
+            proxy.connections() >= before + 4
+        })
+        .await;
+        assert!(!waiter.is_finished(), "database {database}: {:?}", waiter.await);
+        assert_eq!(server.cli(&["SCRIPT", "KILL"]), "OK");
+        within(REQUEST_TIMEOUT, waiter).await.unwrap().unwrap().release().await.unwrap();
+        let clients = server.cli(&["CLIENT", "LIST"]);
+        let is_notified =
+            |client: &str| client.contains(" flags=Pt ") && client.contains(" sub=1 ");
+        assert!(clients.lines().any(is_notified), "{clients}");
+    }
 }
 
 #[tokio::test]

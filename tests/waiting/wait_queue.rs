@@ -587,6 +587,34 @@ mod given_up {
         until_nothing_is_left(&server).await;
     }
 
+    /// A shard channel that moves while its process waits leaves a second entry of the owner in the queue. The release of this
+    /// owner does not reserve the lock for itself.
+    #[tokio::test]
+    async fn a_second_entry_of_the_holder() {
+        let server = RedisServer::start();
+        let [ours, theirs] = pools(&server).await;
+        for followers in [0, 1] {
+            let guard = ours.lock(KEY).acquire().await.unwrap();
+            let next = (followers > 0).then(|| acquire_in_task(&theirs, KEY));
+            until_queued(&server, KEY, followers).await;
+            let value = server.cli(&["GET", KEY]);
+            let second = format!("{}00ab", &value[..45]);
+            server.cli(&["ZADD", "k:lock_runtime:line", "1", &second]);
+            if next.is_none() {
+                server.cli(&["SET", KEY, &with_contended_mark(&value), "KEEPTTL"]);
+            }
+            release(guard).await;
+            let Some(next) = next else {
+                assert_eq!(server.cli(&["EXISTS", KEY]), "0");
+                continue;
+            };
+            let holder = server.cli(&["GET", KEY]);
+            assert!(!holder.starts_with(&value[..32]), "{holder} is of the former holder");
+            release(joined("the waiter after it", next).await.1).await;
+        }
+        until_nothing_is_left(&server).await;
+    }
+
     /// Tasks of several pools; a third of the acquires is given up after a moment.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_third_at_random() {

@@ -1,6 +1,6 @@
 //! Error answers of a server, classified by what a caller can do about them.
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::backend::{BackendError, FailureKind};
 
@@ -139,6 +139,11 @@ pub(crate) fn is_loading(error: &RedisError) -> bool {
     code == Some("LOADING")
 }
 
+/// As [`is_loading`], for an answer that has not been made an error yet.
+pub(crate) fn is_loading_answer(answer: &Value) -> bool {
+    matches!(answer, Value::ServerError(error) if error.code() == "LOADING")
+}
+
 /// As [`is_of_a_replica`], for the text of an error that a script has returned as a value.
 pub(crate) fn is_text_of_a_replica(text: &str) -> bool {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
@@ -183,10 +188,14 @@ fn unscripted<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
     coded(code, detail.rsplit_once(" script: ").map_or(detail, |(outside, _)| outside))
 }
 
-/// Up to 7.0 a missing right has no code of its own inside a script.
+/// Up to 7.0 a missing right has no code of its own inside a script. The client library hides the code of a refused `SELECT`.
 fn coded<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
-    let forbidden = code == "ERR" && detail.starts_with("The user executing the script can't");
-    (if forbidden { "NOPERM" } else { code }, detail)
+    let code = match code {
+        "ERR" if detail.starts_with("The user executing the script can't") => "NOPERM",
+        "ERR" if detail.contains("is busy running a script") => "BUSY",
+        code => code,
+    };
+    (code, detail)
 }
 
 /// The remedy for locks of one request in different slots.
@@ -211,7 +220,7 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
         "NOPERM" => (
             FailureKind::Rejected,
             answer,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their wait queues `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`; of a quorum also the key `lock_runtime:ballots`; for lists also `+scan +getrange`",
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their wait queues `<key>:lock_runtime:line`, `lock_runtime:fence` (after the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`; of a quorum also the key `lock_runtime:ballots`; for lists also `+scan +getrange`",
         ),
         "WRONGTYPE" => (
             FailureKind::Rejected,
@@ -253,7 +262,7 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
         "ERR" if detail.contains("cluster support disabled") => (
             FailureKind::Rejected,
             answer,
-            "the server is part of no Redis Cluster: write `redis://` instead of `redis+cluster://`",
+            "the server is not part of a Redis Cluster: write `redis://` instead of `redis+cluster://`",
         ),
         // The slot is being moved to another server, and the script reads a key that it has removed earlier.
         "ERR" if detail.contains("attempted to access a non local key") => (
@@ -264,7 +273,7 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
         "ERR" | "upstream" if is_of_a_proxy(code, detail) => (
             FailureKind::MaybeApplied,
             answer,
-            "the proxy has no answer of its server; check that the server is up and reachable from there",
+            "the proxy has no answer from its server; check that the server is up and reachable from there",
         ),
         "ERR" if detail.starts_with("max number of clients") => (
             FailureKind::NotApplied,
@@ -343,6 +352,10 @@ mod tests {
         ] {
             assert_eq!(unscripted("ERR", &detail), ("NOPERM", forbidden), "{detail}");
         }
+        // The client library's error for a refused `SELECT`.
+        let busy =
+            "Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.";
+        assert_eq!(unscripted("ERR", busy), ("BUSY", busy));
         let odd = "Error running script (call to f_d524): @user_script:2: user_script:2: attempt to call a nil value";
         assert_eq!(unscripted("ERR", odd), ("ERR", odd));
         assert_eq!(unscripted("ERR", "syntax error"), ("ERR", "syntax error"));
@@ -359,11 +372,11 @@ mod tests {
             "upstream failure",
         ] {
             let answer = redis::parse_redis_value(format!("-{text}\r\n").as_bytes());
-            let error = answer.and_then(redis::Value::extract_error).unwrap_err();
+            let error = answer.and_then(Value::extract_error).unwrap_err();
             assert_eq!(failure("proxy", error).kind(), FailureKind::MaybeApplied, "{text}");
         }
         let refused = redis::parse_redis_value(b"-ERR unknown command\r\n");
-        let error = refused.and_then(redis::Value::extract_error).unwrap_err();
+        let error = refused.and_then(Value::extract_error).unwrap_err();
         assert_eq!(failure("server", error).kind(), FailureKind::Rejected);
     }
 }

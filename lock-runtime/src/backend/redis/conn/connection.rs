@@ -39,7 +39,7 @@ use crate::exec::foreground::ForegroundPlace;
 use crate::exec::inline_task::caller;
 
 /// What a server answers to a command. The error is the server's.
-type ServerAnswer = Result<Value, RedisError>;
+pub(crate) type ServerAnswer = Result<Value, RedisError>;
 
 /// Keeps one connection to `target` open. Dropping it closes the connection and stops the reconnecting.
 pub(crate) struct Connection {
@@ -57,8 +57,8 @@ struct ConnectionState {
     /// `None` for a connection without pushes.
     pushes: Option<PushConfig>,
     link: Mutex<LinkState>,
-    /// The send time of the last answered request, in the clock's nanoseconds.
-    answered: AtomicU64,
+    /// The send time of the last request that was served or refused by a server with its data, in the clock's nanoseconds.
+    served: AtomicU64,
 }
 
 enum LinkState {
@@ -119,7 +119,7 @@ impl Connection {
             runtime: Handle::current(),
             pushes,
             link: Mutex::new(LinkState::Down(end_reason::not_connected())),
-            answered: AtomicU64::new(0),
+            served: AtomicU64::new(0),
         });
         let (link, opened) = match state.open().await {
             Ok(opened) => (Some(state.install(opened)), Ok(())),
@@ -169,7 +169,8 @@ impl Connection {
     }
 
     async fn try_send_by(&self, path: Path, command: &Cmd) -> Result<ServerAnswer, BackendError> {
-        let answer = self.request(path, async |io| io.send(command).await).await?;
+        let is_served = |answer: &Value| !server_error::is_loading_answer(answer);
+        let answer = self.request(path, async |io| io.send(command).await, is_served).await?;
         Ok(answer.and_then(Value::extract_error))
     }
 
@@ -186,7 +187,8 @@ impl Connection {
         path: Path,
         commands: &Pipeline,
     ) -> Result<Vec<ServerAnswer>, BackendError> {
-        let answer = self.request(path, async |io| io.send_all(commands).await).await?;
+        let is_served = |answers: &Vec<_>| !answers.iter().any(server_error::is_loading_answer);
+        let answer = self.request(path, async |io| io.send_all(commands).await, is_served).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
     }
@@ -282,14 +284,15 @@ impl Connection {
         &self,
         path: Path,
         request: impl AsyncFnOnce(&LinkIo) -> Result<T, RedisError>,
+        is_served: impl FnOnce(&T) -> bool,
     ) -> Result<Result<T, RedisError>, BackendError> {
         let io = self.state.link_io(path)?;
         let at = self.state.clock.now();
         let mut sent = SentRequest { state: &self.state, io, at, answered: false };
         let answer = request(&sent.io).await;
         sent.answered = true;
-        if !answer.as_ref().is_err_and(server_error::is_hang_up) {
-            self.state.answered.store(sent.at.as_nanos(), Ordering::Relaxed);
+        if answer.as_ref().map_or_else(|error| !server_error::is_hang_up(error), is_served) {
+            self.state.served.store(sent.at.as_nanos(), Ordering::Relaxed);
         }
         Ok(answer)
     }
@@ -470,14 +473,14 @@ impl ConnectionState {
     /// Whether the connection has answered requests for a while.
     fn has_served(&self) -> bool {
         match &*self.link() {
-            LinkState::Up(link) => Backoff::is_steady(self.answered_for(link.up_since)),
+            LinkState::Up(link) => Backoff::is_steady(self.served_for(link.up_since)),
             LinkState::Down(_) => false,
         }
     }
 
-    /// The time from `up_since` to the last answered request.
-    fn answered_for(&self, up_since: Instant) -> Duration {
-        Instant::from_nanos(self.answered.load(Ordering::Relaxed)).since(up_since)
+    /// The time from `up_since` to the last served request.
+    fn served_for(&self, up_since: Instant) -> Duration {
+        Instant::from_nanos(self.served.load(Ordering::Relaxed)).since(up_since)
     }
 
     /// Re-establishes the connection, starting with `link`, until the task is aborted.
@@ -493,7 +496,7 @@ impl ConnectionState {
                     }
                     () = link.io.ended() => end_reason::lost(&self.server()),
                 };
-                backoff.ended(self.answered_for(link.up_since));
+                backoff.ended(self.served_for(link.up_since));
                 drop(link);
                 if matches!(&*self.link(), LinkState::Up(_)) {
                     self.set_link(LinkState::Down(reason));

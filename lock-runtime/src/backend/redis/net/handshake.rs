@@ -155,8 +155,11 @@ impl Handshake<'_> {
         let (checked, pushes) =
             tokio::join!(biased; role.run(dialer.endpoint(), &mut for_role), subscribed);
         checked?;
-        let dialect = Dialect::Full;
-        Ok(pushes.map(|pushes| OpenConnection { requests, io, pushes, dialect }))
+        match pushes {
+            Ok(pushes) => Ok(Ok(OpenConnection { requests, io, pushes, dialect: Dialect::Full })),
+            Err(error) if server_error::is_hang_up(&error) => Ok(Err(error)),
+            Err(error) => Err(refused(dialer, error)),
+        }
     }
 }
 
@@ -224,7 +227,7 @@ pub(crate) async fn open_direct(
 }
 
 /// Turns on client tracking and subscribes to the pool's channels, in one round trip. Without the rights to do so,
-/// a waiter polls. The error is returned if the server hangs up.
+/// a waiter polls. The error is returned if the server hangs up or cannot serve yet.
 async fn subscribe(
     connection: MultiplexedConnection,
     config: &PushConfig,
@@ -239,7 +242,7 @@ async fn subscribe(
     };
     let PushConfig { scope, queue, .. } = config;
     let Some(QueueChannel { channel, probe, keyspace }) = queue else {
-        let tracking = unless_hung_up(tracking.await)?.is_ok();
+        let tracking = is_permitted(tracking.await)?;
         return Ok(PushSupport { tracking, queue: false });
     };
     let slot = scope.some_slot();
@@ -249,8 +252,7 @@ async fn subscribe(
     let in_shard = scope.subscribe(&mut fourth, *channel);
     let (tracking, subscribed, probed, ()) =
         tokio::join!(biased; tracking, subscribed, probed, in_shard);
-    let tracking = unless_hung_up(tracking)?.is_ok();
-    let subscribed = unless_hung_up(subscribed)?.is_ok();
+    let (tracking, subscribed) = (is_permitted(tracking)?, is_permitted(subscribed)?);
     let mut probed = unless_hung_up(probed)?;
     if probed.as_ref().is_err_and(server_error::crosses_slots) && !keyspace.is_tagged() {
         keyspace.use_tags();
@@ -263,6 +265,16 @@ async fn subscribe(
         Err(error) => subscribed && server_error::is_transient(&error),
     };
     Ok(PushSupport { tracking, queue })
+}
+
+/// Whether the user may do this. A server that is busy says nothing about it, and the connection would be without pushes for
+/// as long as it lasts.
+fn is_permitted<T>(answer: Result<T, RedisError>) -> Result<bool, RedisError> {
+    match unless_hung_up(answer)? {
+        Ok(_) => Ok(true),
+        Err(error) if server_error::is_transient(&error) => Err(error),
+        Err(_) => Ok(false),
+    }
 }
 
 fn unless_hung_up<T>(answer: Result<T, RedisError>) -> Result<Result<T, RedisError>, RedisError> {

@@ -33,15 +33,15 @@ local function notify(token, kind, key)
   return receivers > 0 and receivers or send('PUBLISH', string.sub(token, 34, 45))
 end
 
--- Reserves the lock for the first queued process that is alive, for as long as such a process needs to claim it.
--- Returns whether there was one.
-local function hand_off(lock, queue, reservation, more)
+-- Reserves the lock of `owner`, which releases it, for the first queued process that is alive, for as long as such a process
+-- needs to claim it. Returns whether there was one.
+local function hand_off(owner, lock, queue, reservation, more)
   for _ = 1, 64 do
     local head = redis.call('ZPOPMIN', queue)[1]
     if not head then return false end
     local behind = redis.call('ZCARD', queue) + more
-    -- The channel of a dead process has no receiver.
-    if notify(head, 'called:0:', lock) > 0 then
+    -- The channel of a dead process has no receiver. An owner has a second entry if its channel has moved while it waited.
+    if owner_of(head) ~= owner and notify(head, 'called:0:', lock) > 0 then
       redis.call('SET', lock, compose(string.sub(head, 1, TOKEN), behind > 0, ''), 'PX', reservation)
       local next = redis.call('ZRANGE', queue, 0, 0)[1]
       if next then notify(next, 'called:' .. reservation .. ':', lock) end
@@ -79,7 +79,7 @@ if ARGV[1] == 'release' then
       redis.call('DEL', lock)
       local next = redis.call('ZRANGE', queue, 0, 0)[1]
       if next then notify(next, 'called:' .. ARGV[7] .. ':', lock) end
-    elseif is_contended(holder) and hand_off(lock, queue, reservation, successor ~= '' and 1 or 0) then
+    elseif is_contended(holder) and hand_off(owner_of(token), lock, queue, reservation, successor ~= '' and 1 or 0) then
       if successor ~= '' then
         enqueue(queue, successor)
         outcome = 3

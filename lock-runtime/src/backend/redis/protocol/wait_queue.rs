@@ -21,7 +21,8 @@
 //!    sent or arrives. A lost message costs time only.
 //! 2. **One token from the first claim to the release.** A claim is idempotent. It reports a lock that the owner already
 //!    holds, and keeps the position of a queued token. The token belongs to the queue of the process, not to a task.
-//!    If the head waiter gives up, the next waiter continues with the same token.
+//!    If the head waiter gives up, the next waiter continues with the same token. A shard channel that moves meanwhile gives
+//!    the owner a second entry, which a hand-off by this owner removes.
 //! 3. **The contended mark.** The first claim that waits puts a `+` after the holder's token. The plain
 //!    compare-and-delete of a release then fails inside the script, and the release goes on to serve the queue. So an
 //!    uncontended lock costs a `SET` and a short script, and no command reads the queue of a free key.
