@@ -14,6 +14,7 @@ use lock_runtime::backend::{
 use lock_runtime::testing::{self, Fault, FaultyBackend, Operation};
 use lock_runtime::{LockPool, PoolBuilder};
 use lock_tests::prelude::*;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -25,6 +26,7 @@ struct Store(Arc<State>);
 struct State {
     behaviour: Behaviour,
     notifier: OnceLock<Notifier>,
+    acquires: AtomicUsize,
     releases: AtomicUsize,
 }
 
@@ -36,12 +38,14 @@ enum Behaviour {
     QueuesAfter(Duration),
     /// Acquires are granted, and releases never answered.
     SilentAtReleases,
+    /// Acquires are never answered.
+    SilentAtAcquires,
 }
-use Behaviour::{FreedMeanwhile, QueuesAfter, SilentAtReleases};
+use Behaviour::{FreedMeanwhile, QueuesAfter, SilentAtAcquires, SilentAtReleases};
 
 fn store(behaviour: Behaviour) -> (Store, PoolBuilder) {
-    let state = State { behaviour, notifier: OnceLock::new(), releases: AtomicUsize::new(0) };
-    let store = Store(Arc::new(state));
+    let (notifier, acquires, releases) = Default::default();
+    let store = Store(Arc::new(State { behaviour, notifier, acquires, releases }));
     let builder = LockPool::with_backend(store.clone()).on_current_runtime();
     (store, builder.request_timeout(ms(1_000)))
 }
@@ -56,7 +60,7 @@ impl Backend for Store {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::default();
         capabilities.wait_queue = matches!(self.0.behaviour, QueuesAfter(_));
-        capabilities.paced = self.0.behaviour == SilentAtReleases;
+        capabilities.paced = matches!(self.0.behaviour, SilentAtReleases | SilentAtAcquires);
         capabilities
     }
 
@@ -68,6 +72,7 @@ impl Backend for Store {
         &self,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        self.0.acquires.fetch_add(requests.len(), Ordering::Relaxed);
         let mut outcomes = Vec::new();
         for request in requests {
             outcomes.push(Ok(match self.0.behaviour {
@@ -82,6 +87,7 @@ impl Backend for Store {
                     let wait_mode = WaitMode::Queued { retry_after: MINUTE };
                     AcquireOutcome::contended_until(None, wait_mode)
                 }
+                SilentAtAcquires => pending().await,
                 FreedMeanwhile | SilentAtReleases => AcquireOutcome::acquired(None),
             }));
         }
@@ -148,6 +154,32 @@ async fn a_release_at_a_paced_store_has_its_result_after_two_request_timeouts() 
     assert_eq!(store.releases(), 1);
     sleep(MINUTE / 6).await;
     assert!(store.releases() > 1, "it is repeated");
+}
+
+/// For one key and for several: the requests that are not sent use up no time of the store.
+#[tokio::test(start_paused = true)]
+async fn acquires_wait_in_the_process_for_room_at_a_paced_store() {
+    const TASKS: usize = 1_000;
+    const ROOM: usize = 256;
+    for keys in [1, 2] {
+        let (store, builder) = store(SilentAtAcquires);
+        let pool = builder.connect().await.unwrap();
+        let mut tasks = JoinSet::new();
+        for task in 0..TASKS {
+            let keys = (0..keys).map(|key| format!("{task}:{key}"));
+            tasks.spawn(pool.lock_all(keys).fencing(false).wait(ms(500)).acquire());
+        }
+        sleep(ms(400)).await;
+        let sent = store.0.acquires.load(Ordering::Relaxed);
+        assert!((ROOM / 2..=ROOM).contains(&sent), "{sent} requests of {keys} keys");
+        let all = tasks.join_all().await;
+        let errors = all.into_iter().map(|acquired| acquired.unwrap_err());
+        let in_process = errors.filter(|error| {
+            assert!(error.is_backend(), "{error}");
+            error.to_string().contains("ahead of this one")
+        });
+        assert_eq!(in_process.count(), TASKS - sent, "{keys} keys");
+    }
 }
 
 #[tokio::test(start_paused = true)]

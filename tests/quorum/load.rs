@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner};
 use lock_runtime::testing::open_backend;
-use lock_runtime::{ErrorKind, LockPool, Wait};
+use lock_runtime::{ErrorKind, LockGuard, LockPool, Wait};
 use lock_tests::prelude::*;
-use lock_tests::proxy::Direction;
+use lock_tests::proxy::{Action, Command, Direction};
 use lock_tests::{FaultProxy, Quorum, RedisServer, Worker, eventually_async};
 use tokio::sync::{Barrier, Mutex};
 use tokio::task::JoinSet;
@@ -177,7 +177,7 @@ async fn a_thousand_free_locks_at_once_are_acquired_where_every_write_is_synced(
     }
     let guards = timeout(BOUND, set.join_all()).await.expect("all are had");
     for guard in &guards {
-        assert!(guard.as_ref().is_ok_and(lock_runtime::LockGuard::is_held), "{guard:?}");
+        assert!(guard.as_ref().is_ok_and(LockGuard::is_held), "{guard:?}");
     }
     for node in quorum.nodes() {
         assert_served(node, true, LOCKS);
@@ -214,7 +214,7 @@ async fn the_thousand_locks_of_a_killed_holder_are_taken_over() {
     let guards = timeout(BOUND, set.join_all()).await.expect("all are had");
     println!("{LOCKS} locks are taken over {:?} after the last grant", granted.elapsed());
     for guard in &guards {
-        assert!(guard.as_ref().is_ok_and(lock_runtime::LockGuard::is_held), "{guard:?}");
+        assert!(guard.as_ref().is_ok_and(LockGuard::is_held), "{guard:?}");
     }
     pool.shutdown(ms(0)).await;
 }
@@ -243,7 +243,7 @@ async fn the_hundred_locks_of_a_killed_process_are_taken_over() {
     let guards = timeout(BOUND, set.join_all()).await.expect("all are had");
     println!("100 locks are taken over {:?} after the kill, ttl {TTL_MS} ms", killed.elapsed());
     for guard in &guards {
-        assert!(guard.as_ref().is_ok_and(lock_runtime::LockGuard::is_held), "{guard:?}");
+        assert!(guard.as_ref().is_ok_and(LockGuard::is_held), "{guard:?}");
     }
     pool.shutdown(ms(0)).await;
 }
@@ -318,4 +318,68 @@ async fn a_thousand_locks_are_released_at_a_shutdown_under_load() {
             assert!(quorum.holders(&format!("body:{n}")).len() < 3, "body:{n} is still held");
         }
     }
+}
+
+/// The node has lost its scripts with the rest: their text is sent once, not with each of the renewals that are due then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_node_receives_the_text_of_a_script_once() {
+    let _alone = ALONE.lock().await;
+    const LOCKS: usize = 2_000;
+    let quorum = Quorum::start(3);
+    let pool = LockPool::builder(quorum.url()).ttl(BOUND).connect().await.unwrap();
+    let mut guards = Vec::new();
+    for lock in 0..LOCKS {
+        guards.push(pool.lock(format!("held:{lock}")).acquire().await.unwrap());
+    }
+    let node = &quorum.nodes()[0];
+    node.restart();
+    eventually_async(BOUND, "the node has all locks again", async || {
+        let keys: usize = node.cli(&["DBSIZE"]).parse().unwrap();
+        keys > LOCKS
+    })
+    .await;
+    let stats = node.cli(&["INFO", "stats"]);
+    let received = stats.lines().find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+    let received: usize = received.unwrap().trim().parse().unwrap();
+    assert!(received < LOCKS * 4_000, "{received} bytes for {LOCKS} locks");
+}
+
+/// A node that is slow with the last of them does not make those fail that it has answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_renewals_of_many_leases_are_confirmed_in_parts() {
+    let _alone = ALONE.lock().await;
+    const LOCKS: usize = 600;
+    let quorum = Quorum::start(3);
+    let wires: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
+    let url = Quorum::url_of(wires.iter().map(|wire| wire.url().to_owned()));
+    let pool = LockPool::builder(url).ttl(BOUND).request_timeout(ms(8_000));
+    let pool = pool.connect().await.unwrap();
+    let mut guards = Vec::new();
+    for lock in 0..LOCKS {
+        guards.push(pool.lock(format!("held:{lock}")).acquire().await.unwrap());
+    }
+    // Two of three hold back the renewals from the 301st on.
+    let traps: Vec<_> = wires[..2]
+        .iter()
+        .map(|wire| {
+            let mut seen = 0;
+            let is_late = move |command: &Command| {
+                seen += usize::from(command.mentions("extend"));
+                seen > LOCKS / 2
+            };
+            wire.on_next(is_late, Action::HoldRequest)
+        })
+        .collect();
+    let end = |guard: &LockGuard| Instant::now() + guard.valid_for();
+    let latest = guards.iter().map(end).max().unwrap() + ms(500);
+    let renewed = || guards.iter().filter(|guard| end(guard) > latest).count();
+    let is_old = async || end(&guards[0]) < Instant::now() + BOUND - ms(3_000);
+    eventually_async(BOUND, "a renewal is noticed", is_old).await;
+    // All are due as soon as the node is connected again.
+    wires[2].cut();
+    eventually_async(BOUND, "the first renewals are confirmed", async || renewed() > 0).await;
+    assert!(traps.iter().all(|trap| trap.sprung()));
+    let renewed = renewed();
+    assert!(renewed < LOCKS, "{renewed} of {LOCKS}");
+    wires.iter().for_each(FaultProxy::release_held);
 }

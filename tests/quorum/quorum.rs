@@ -777,6 +777,28 @@ fn a_book_of_a_slot_forgets_locks_that_are_not_held_before_those_that_are() {
     }
 }
 
+/// A request with a shorter lease time arrives late, or is sent again: the same owner has extended its lease for longer since.
+#[test]
+fn a_late_request_does_not_shorten_a_lease() {
+    for number in [0, 50] {
+        let node = Node::start();
+        let ask = |ttl: &str, what: &str| node.ask_for(ttl, &["k"], what, "owner", number);
+        let left = || node.0.cli(&["PTTL", "k"]).parse::<i64>().unwrap();
+        assert_eq!(ask("1000", "propose"), "1");
+        assert_eq!(ask("90000", "extend"), "1");
+        for lost_the_lock in [false, true] {
+            if lost_the_lock {
+                node.0.cli(&["DEL", "k"]);
+                assert_eq!(ask("90000", "extend"), "2");
+            }
+            for what in ["propose", "extend", "keep"] {
+                assert_eq!(ask("1000", what), "1");
+                assert!(left() > 30_000, "{} after {what}, number {number}", left());
+            }
+        }
+    }
+}
+
 #[test]
 fn a_lock_kept_for_its_min_hold_cannot_be_extended() {
     let node = Node::start();

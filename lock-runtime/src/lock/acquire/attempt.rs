@@ -195,6 +195,19 @@ impl Attempts {
     }
 }
 
+/// Until when a request waits for room at a paced store. A single attempt has a whole request timeout.
+pub(crate) fn admission_ends(
+    policy: &Policy,
+    since: Instant,
+    deadline: Option<Instant>,
+    request_timeout: Duration,
+) -> Option<Instant> {
+    match policy.wait {
+        Wait::For(Duration::ZERO) => Some(since + request_timeout),
+        Wait::For(_) | Wait::Forever => deadline,
+    }
+}
+
 /// How long a request that is sent at `now` may take. The end of the wait is the limit, except for the least time that a
 /// request needs: the wait bounds when another request may begin. A single try has the whole request timeout.
 pub(crate) fn time_limit(

@@ -14,7 +14,7 @@ use crate::base::clock::Instant;
 use crate::base::options::Wait;
 use crate::exec::events;
 use crate::lease::grant::Grant;
-use crate::lock::acquire::attempt::{Answer, Attempts, is_out_of_attempts};
+use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, is_out_of_attempts};
 use crate::lock::acquire::run;
 use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
@@ -59,10 +59,9 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Option<Ad
     if let Poll::Ready(permit) = poll_once(admission.as_mut()).await {
         return permit;
     }
-    // A single try has a whole request timeout.
-    let ends = |first: &FirstRequest| match first.waiter.spec.policy.wait {
-        Wait::For(Duration::ZERO) => Some(first.since + core.config.request_timeout),
-        Wait::For(_) | Wait::Forever => first.deadline,
+    let ends = |first: &FirstRequest| {
+        let policy = &first.waiter.spec.policy;
+        admission_ends(policy, first.since, first.deadline, core.config.request_timeout)
     };
     loop {
         let next = batch.iter().filter_map(ends).min();
@@ -106,8 +105,9 @@ fn remaining_wait(core: &PoolCore, batch: &[FirstRequest], now: Instant) -> Dura
     batch.iter().map(remaining).max().unwrap_or(Duration::MAX)
 }
 
+/// The error of a request whose wait has ended before the store had room for it.
 #[cold]
-fn crowded(waited: Duration) -> BackendError {
+pub(super) fn crowded(waited: Duration) -> BackendError {
     let text = format!("other acquires of this process were ahead of this one for {waited:?}");
     BackendError::new(FailureKind::NotApplied, text).remedy(
         "the store answers more slowly than locks are requested: raise `wait`, shed load, or spread the locks over more stores",

@@ -29,9 +29,13 @@ use crate::exec::events;
 use crate::exec::panic_boundary;
 use crate::lease::grant::Grant;
 use crate::lease::tracker::InFlightToken;
-use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, is_out_of_attempts, time_limit};
+use crate::lock::acquire::attempt::{
+    Answer, Attempts, admission_ends, is_cut_off, is_out_of_attempts, time_limit,
+};
+use crate::lock::acquire::first_request::crowded;
 use crate::lock::acquire::run::pass_on;
 use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
+use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::undo::{spawn_undo, undo_attempts};
@@ -413,7 +417,14 @@ impl MultiKeyTask {
             // Before the request is sent, so that no later notification is missed.
             self.register();
         }
+        let Some(mut slot) = self.admit().await else {
+            self.is_over = true;
+            return StepOutcome::Again(Duration::ZERO);
+        };
         let sent = core.clock().now();
+        if let Some(slot) = &mut slot {
+            slot.sent(sent);
+        }
         let is_step = self.stepwise.step().is_some();
         let request = [self.stepwise.next_request(&spec, self.attempts.request(&spec))];
         // One of several keys may be the owner's from now on.
@@ -426,6 +437,9 @@ impl MultiKeyTask {
         let is_first = self.attempts.count == 0;
         let answer_by = deadline.map(|by| if is_first { by.max(sent + limit) } else { by });
         let mut answers = self.in_time(answer_by, core.acquire(&request, sent, limit)).await;
+        if let (1.., Some(slot)) = (answers.len(), slot) {
+            slot.answered();
+        }
         let now = core.clock().now();
         if answers.last().is_some_and(Result::is_ok) {
             self.stepwise.on_round_trip(now.since(sent));
@@ -469,6 +483,31 @@ impl MultiKeyTask {
                 StepOutcome::Again(retry_after)
             }
         }
+    }
+
+    /// Waits until the store has room for a request. `None` if the wait has ended.
+    async fn admit(&mut self) -> Option<Option<AdmissionSlot>> {
+        // Nothing renews a partial hold meanwhile.
+        if self.stepwise.holds_any() {
+            return Some(None);
+        }
+        let core = self.core.clone();
+        let WaitParams { now: since, deadline, .. } = self.params;
+        let ends = admission_ends(&self.spec.policy, since, deadline, core.config.request_timeout);
+        tokio::select! {
+            biased;
+            slot = core.admit(1) => return Some(slot),
+            () = core.tracker.closing() => {}
+            () = self.caller.gone() => {}
+            () = sleep_until(&core, ends) => {
+                // Later the last answer of the store says why.
+                if self.attempts.count == 0 {
+                    let (keys, now) = (self.spec.store_keys.clone(), core.clock().now());
+                    self.record(&keys, LastAnswer::Failed(crowded(now.since(since))));
+                }
+            }
+        }
+        None
     }
 
     fn record(&mut self, keys: &[Key], answer: LastAnswer) {

@@ -11,14 +11,14 @@ pub(super) fn not_connected() -> BackendError {
 pub(super) fn lost(server: &str) -> BackendError {
     let message = format!("the connection to Redis at {server} is lost");
     BackendError::new(FailureKind::NotApplied, message)
-        .remedy("check that the server is up and reachable; the pool reconnects by itself")
+        .remedy("check that the server is up and reachable; the pool reconnects on its own")
 }
 
 #[cold]
 pub(super) fn silent(server: &str) -> BackendError {
     let message = format!("Redis at {server} no longer answers");
     BackendError::new(FailureKind::NotApplied, message).remedy(
-        "check that the server is up and reachable; the pool replaces the connection by itself",
+        "check that the server is up and reachable; the pool replaces the connection on its own",
     )
 }
 
@@ -26,5 +26,5 @@ pub(super) fn silent(server: &str) -> BackendError {
 pub(super) fn moved(server: &str) -> BackendError {
     let message = format!("Redis at {server} is no longer the master");
     BackendError::new(FailureKind::NotApplied, message)
-        .remedy("no action is needed: the pool connects to the new master by itself")
+        .remedy("no action is needed: the pool connects to the new master on its own")
 }

@@ -6,7 +6,7 @@ use once_cell::sync::Lazy;
 use redis::{Cmd, Value};
 
 use crate::backend::BackendError;
-use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::conn::connection::{Connection, ServerAnswer};
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::keyspace::Keyspace;
@@ -77,8 +77,8 @@ pub(crate) async fn run_one(
     answer.map_err(|error| connection.failure(error))
 }
 
-/// Sends `count` commands in one write, each after `prelude`. Scripts are sent by their hash, and once more by their text if
-/// the server does not know the hash.
+/// Sends `count` commands in one write, each after `prelude`. Scripts are sent by their hash. Those that the server does not know
+/// are sent once more, the first command of each by the text of the script.
 pub(crate) async fn run(
     connection: &Connection,
     path: Path,
@@ -91,23 +91,52 @@ pub(crate) async fn run(
         Ok(answers) => answers,
         Err(error) => return vec![Err(error); count],
     };
-    let is_unknown = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_unknown_script);
-    let unknown: Vec<_> = (0..answers.len()).filter(is_unknown).collect();
-    let outcome = |answer: Result<Value, _>| answer.map_err(|error| connection.failure(error));
+    let is_unknown =
+        |answer: &ServerAnswer| answer.as_ref().is_err_and(server_error::is_unknown_script);
+    let mut unknown: Vec<_> = (0..answers.len()).filter(|at| is_unknown(&answers[*at])).collect();
+    let outcome = |answer: ServerAnswer| answer.map_err(|error| connection.failure(error));
     let mut outcomes: Vec<_> = answers.into_iter().map(outcome).collect();
-    if unknown.is_empty() {
-        return outcomes;
-    }
-    let by_text = unknown.iter().map(|at| command(*at, By::Text));
-    match connection.send_after(path, prelude, by_text).await {
-        Ok(answers) => {
-            for (at, answer) in unknown.into_iter().zip(answers) {
-                outcomes[at] = outcome(answer);
-            }
+    // The text makes the script known for the commands after it, and is much longer than a command. A proxy may send these to other
+    // servers than the text: each of them is then sent by text.
+    for once in [true, false] {
+        if unknown.is_empty() {
+            break;
         }
-        Err(error) => unknown.into_iter().for_each(|at| outcomes[at] = Err(error.clone())),
+        let mut known = Vec::new();
+        let commands = unknown.iter().map(|at| {
+            let by_hash = command(*at, By::Hash);
+            let hash = hash_of(&by_hash).map(<[u8]>::to_vec);
+            if once && known.contains(&hash) {
+                return by_hash;
+            }
+            known.push(hash);
+            command(*at, By::Text)
+        });
+        let answers = match connection.send_after(path, prelude, commands).await {
+            Ok(answers) => answers,
+            Err(error) => {
+                unknown.into_iter().for_each(|at| outcomes[at] = Err(error.clone()));
+                break;
+            }
+        };
+        let mut still_unknown = Vec::new();
+        for (at, answer) in unknown.into_iter().zip(answers) {
+            if is_unknown(&answer) {
+                still_unknown.push(at);
+            }
+            outcomes[at] = outcome(answer);
+        }
+        unknown = still_unknown;
     }
     outcomes
+}
+
+/// The hash of the script that `command` runs.
+fn hash_of(command: &Cmd) -> Option<&[u8]> {
+    command.args_iter().nth(1).and_then(|arg| match arg {
+        redis::Arg::Simple(hash) => Some(hash),
+        _ => None,
+    })
 }
 
 /// The error with which the server refuses all scripts of this user, if it does.

@@ -103,6 +103,8 @@ end
 -- With a ballot number, the prefix of the value of its vote.
 local own = first > 0 and token .. '#' .. ARGV[5] .. '#'
 local function value(before) return own and own .. before or token end
+-- Never shortens the lease: this may be a late request with a shorter lease time.
+local function left_or_ttl(lock) return math.max(ttl, redis.call('PTTL', lock)) end
 -- The `before` of a vote with a ballot number, of any owner.
 local function before_of(held) return string.match(held, '^%x+/%x+#%d+#(%d+)$') end
 -- A token is an owner and an attempt, or the owner alone for any of its attempts. It is no prefix of a token of another
@@ -143,7 +145,7 @@ if ARGV[1] == 'propose' then
       if apart[i] then redis.call('ZREM', log, ACCEPTED .. KEYS[i]) end
     end
   end
-  for i = 1, locks do redis.call('SET', KEYS[i], value(before[i]), 'PX', ttl) end
+  for i = 1, locks do redis.call('SET', KEYS[i], value(before[i]), 'PX', left_or_ttl(KEYS[i])) end
   return {1}
 end
 
@@ -174,7 +176,7 @@ if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
       if own then note(KEYS[i], lost.promised, last) end
       redis.call('SET', KEYS[i], value(lost.before), 'PX', ttl)
     else
-      redis.call('PEXPIRE', KEYS[i], ttl)
+      redis.call('PEXPIRE', KEYS[i], left_or_ttl(KEYS[i]))
     end
     -- Writing a key ends its tracking, reading it starts it again.
     redis.call('GET', KEYS[i])

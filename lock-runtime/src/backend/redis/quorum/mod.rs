@@ -73,7 +73,7 @@ use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
     FailureKind, Finding, Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier,
-    ReleaseOutcome, ReleaseRequest, Warning,
+    ReleaseOutcome, ReleaseRequest, TIME_PER_REQUEST, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -140,11 +140,43 @@ impl Backend for Quorum {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        // A node answers a request as a whole. With very many leases in one it would have answered nothing for as long as all of
+        // them take, and with all of them in flight nothing else would be served.
+        const MAX_LEASES: usize = 256;
+        const MAX_REQUESTS: usize = 16;
+        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
+        let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
+        let for_one = self.0.request_timeout * 3 / 4;
+        let for_all = for_one.saturating_add(TIME_PER_REQUEST.saturating_mul(count));
+        let until = self.0.clock.now() + for_all.min(shortest / 4);
         // If one lease is not decided in time, the caller gives up the whole batch. So the other leases have less time once
         // one is decided.
-        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
-        let limit = (self.0.request_timeout * 3 / 4).min(shortest / 4);
-        self.0.lease_status(leases, BallotOperation::Extend, limit, shortest / 8).await
+        let requests: Vec<_> = leases.chunks(MAX_LEASES).collect();
+        let turns = u32::try_from(requests.len().div_ceil(MAX_REQUESTS)).unwrap_or(u32::MAX);
+        let others = shortest / 8 / turns.max(1);
+        let in_turn = |first: usize| -> BoxedCall<'_, Vec<_>> {
+            let requests = requests.iter().skip(first).step_by(MAX_REQUESTS);
+            Box::pin(async move {
+                let mut outcomes = Vec::new();
+                for leases in requests {
+                    let left = until.since(self.0.clock.now());
+                    outcomes.push(if left.is_zero() {
+                        leases.iter().map(|_| Err(not_sent_in_time())).collect()
+                    } else {
+                        let limit = left.min(for_one);
+                        self.0.lease_status(leases, BallotOperation::Extend, limit, others).await
+                    });
+                }
+                outcomes
+            })
+        };
+        let in_flight = requests.len().min(MAX_REQUESTS);
+        let outcomes = fan_out((0..in_flight).map(in_turn).collect(), None).await;
+        let mut outcomes: Vec<_> =
+            outcomes.into_iter().map(|one| one.unwrap_or_default().into_iter()).collect();
+        // The requests in their order again.
+        let of_request = |at: usize| outcomes[at % MAX_REQUESTS].next().unwrap_or_default();
+        (0..requests.len()).flat_map(of_request).collect()
     }
 
     async fn release(
@@ -255,10 +287,18 @@ impl Backend for Quorum {
     }
 }
 
+#[cold]
+fn not_sent_in_time() -> BackendError {
+    BackendError::new(
+        FailureKind::NotApplied,
+        "the nodes have not answered earlier renewals in time",
+    )
+}
+
 fn silent_node(error: &BackendError) -> Warning {
     Warning::new(
         error.to_string(),
-        "the quorum still stands without the node, but fewer others may fail now",
+        "the quorum still stands without the node, but fewer other nodes may fail now",
     )
 }
 
