@@ -38,7 +38,7 @@ struct Receipt {
 
 #[derive(Debug, thiserror::Error)]
 enum OrderError {
-    #[error("order {0} is settled already")]
+    #[error("order {0} is already settled")]
     Settled(u64),
     #[error(transparent)]
     Lock(#[from] LockError),

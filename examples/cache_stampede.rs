@@ -135,7 +135,7 @@ async fn main() -> Result<(), LockError> {
     let old = cache.find(7).map(|page| page.text).unwrap_or_default();
     let (builds, new) = cache.storm(Cache::locked, &old).await?;
     println!(
-        "an expired page {builds} build, {} requests got the old page at once",
+        "an expired page {builds} build, {} requests got the old page immediately",
         REQUESTS - new
     );
     assert_eq!(builds, 1);

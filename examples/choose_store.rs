@@ -66,7 +66,7 @@ impl OnlyCall {
     fn enter(path: PathBuf) -> Result<Self, Failure> {
         match File::create_new(&path) {
             Ok(_) => Ok(Self(path)),
-            Err(error) => Err(format!("two calls at once: {error}").into()),
+            Err(error) => Err(format!("two calls at the same time: {error}").into()),
         }
     }
 }

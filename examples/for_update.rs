@@ -54,7 +54,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
     let began = Instant::now();
     let transaction = lock(&mut orders, "order:42").await?;
     let waited = began.elapsed();
-    println!("second: has the row after {waited:.1?}, in which its connection was blocked");
+    println!("second: got the row after {waited:.1?}, during which its connection was blocked");
     transaction.execute("UPDATE locked_orders SET state = 'shipped' WHERE id = 42", &[]).await?;
     transaction.commit().await?;
     println!("second: the transaction of `shipped` is committed");
@@ -74,7 +74,7 @@ async fn stopped_holder(url: &str) -> Result<(), Failure> {
     let mut orders = connect(url).await?;
     let transaction = lock(&mut orders, "order:42").await?;
     transaction.execute("UPDATE locked_orders SET state = 'cancelled' WHERE id = 42", &[]).await?;
-    println!("has the row, and has written `cancelled`");
+    println!("holds the row, and has written `cancelled`");
     std::io::stdin().read_line(&mut String::new())?;
     println!(
         "{}",

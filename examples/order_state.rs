@@ -20,7 +20,7 @@ enum State {
 /// The reason why a change was not made.
 #[derive(Debug, thiserror::Error)]
 enum OrderError {
-    #[error("the order is {0:?} already")]
+    #[error("the order is already {0:?}")]
     Decided(State),
     #[error(transparent)]
     Lock(#[from] LockError),

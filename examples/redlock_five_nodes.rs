@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let before = settle_often(&pool, "five nodes are up").await?;
     nodes[0].signal("STOP")?;
     let after = settle_often(&pool, "one is frozen").await?;
-    println!("and fences go on growing: {}", if after > before { "yes" } else { "no" });
+    println!("and fences keep growing: {}", if after > before { "yes" } else { "no" });
     nodes[0].signal("CONT")?;
 
     let guard = pool.lock("order:7").ttl(Duration::from_secs(2)).acquire().await?;

@@ -103,20 +103,20 @@ impl Locker {
     pub(crate) async fn section(&self, key: &str, body: impl FnOnce() + Send + 'static) {
         match self {
             Self::Bare(bare) => bare.section(key, body).await,
-            Self::Ours(pool) => section(pool, key, body).await.expect("a wait for ever ends well"),
+            Self::Ours(pool) => section(pool, key, body).await.expect("a wait forever ends well"),
             Self::OursFenced(pool) => {
-                fenced(pool, key, body).await.expect("a wait for ever ends well");
+                fenced(pool, key, body).await.expect("a wait forever ends well");
             }
             Self::OursInBackground(pool) => {
-                in_background(pool, key, body).await.expect("a wait for ever ends well");
+                in_background(pool, key, body).await.expect("a wait forever ends well");
             }
             Self::OursByRequest(pool) => {
                 let request = pool.lock(key).wait(Wait::Forever).fencing(false);
-                request.run(async { body() }).await.expect("a wait for ever ends well");
+                request.run(async { body() }).await.expect("a wait forever ends well");
             }
             Self::Rslock(manager) => {
                 let lock = manager.acquire_no_guard(key.as_bytes(), TTL).await;
-                let lock = lock.expect("a wait for ever ends well");
+                let lock = lock.expect("a wait forever ends well");
                 body();
                 manager.unlock(&lock).await;
             }
@@ -128,7 +128,7 @@ impl Locker {
                 };
                 let outcome =
                     redis_lock::lock_across(connections, key, async move { body() }, options).await;
-                assert!(outcome.is_ok(), "a wait for ever ends well");
+                assert!(outcome.is_ok(), "a wait forever ends well");
             }
             Self::DistributedLock(provider) => {
                 let lock = provider.create_lock(key);

@@ -35,7 +35,7 @@ const PLANNED: [(&str, &str); 3] = [
     ("permits", "`permits` is not supported yet: every lock has one holder"),
     (
         "fair",
-        "`fair` is not an argument: waiters are served in FIFO order, also across processes if the store keeps a wait queue",
+        "`fair` is not an argument: waiters are served in FIFO order, even across processes if the store keeps a wait queue",
     ),
 ];
 

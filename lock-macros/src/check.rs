@@ -109,7 +109,7 @@ fn placeholders_in_code(expression: &Expr, params: &Params, errors: &mut Errors)
             let range = at..at + placeholder.len();
             let fault =
                 Fault::new(range, format!("`{placeholder}` is literal text in an expression"));
-            let help = "write the key as one string literal, or build its text by `format!`";
+            let help = "write the key as one string literal, or build its text with `format!`";
             errors.push_fault(literal, &fault.help(help));
         }
     }
@@ -122,7 +122,7 @@ fn reserved(literal: &LitStr, errors: &mut Errors) {
         let fault = Fault::new(at..at + RESERVED.len(), format!("no key contains `{RESERVED}`"));
         errors.push_fault(
             literal,
-            &fault.help("names like that are those of what is kept beside the locks"),
+            &fault.help("such names are reserved for what is kept beside the locks"),
         );
     }
 }

@@ -168,7 +168,7 @@ async fn a_store_that_does_not_tell_is_a_typed_error() {
     let guard = pool.lock("a").fencing(false).acquire().await.unwrap();
     let error = pool.inspect("a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("does not tell which owner"), "{error}");
+    assert!(error.to_string().contains("does not report which owner"), "{error}");
     assert_eq!(pool.snapshot().held.len(), 1);
     guard.release().await.unwrap();
 }

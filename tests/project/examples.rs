@@ -125,7 +125,7 @@ fn choose_store() {
 fn redlock_five_nodes() {
     let says = [
         "one is frozen: half of 200 orders are settled",
-        "and fences go on growing: yes",
+        "and fences keep growing: yes",
         "a node came back empty, and the lock is held: true",
         "2 of five gone: settled",
         "3 of five gone: not settled: ",

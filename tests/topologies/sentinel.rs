@@ -70,7 +70,7 @@ async fn errors_say_which_side_it_is() {
 
     let url = FakeSentinel::url(&[&fake]);
     let unknown = text(&url.replace(SERVICE, "orders")).await;
-    assert!(unknown.contains("no master of the name `orders`"), "{unknown}");
+    assert!(unknown.contains("no master with the name `orders`"), "{unknown}");
     assert!(unknown.contains("sentinel monitor"), "{unknown}");
 
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();

@@ -124,7 +124,7 @@ fn measure_one(plan: Plan, report: &mut Report, server: &RedisServer, setup: &Se
             })
         };
         let (sections, wall) = run(work, processes, plan.run());
-        assert_eq!(overlaps(&sections), 0, "two processes were inside at once");
+        assert_eq!(overlaps(&sections), 0, "two processes were inside at the same time");
         let inside: u64 = sections.iter().map(|section| section.left - section.entered).sum();
         busy.push(inside as f64 / 1e9 / wall.as_secs_f64());
         rates.push(sections.len() as f64 / wall.as_secs_f64() / serial);

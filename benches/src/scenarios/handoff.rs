@@ -188,7 +188,7 @@ async fn waiter(url: &str, key: &str) -> tokio::task::JoinHandle<u64> {
     let key = key.to_owned();
     tokio::spawn(async move {
         let request = pool.lock(key).wait(Wait::Forever).fencing(false);
-        request.run(async { clock::now() }).await.expect("a wait for ever ends well")
+        request.run(async { clock::now() }).await.expect("a wait forever ends well")
     })
 }
 
@@ -199,7 +199,7 @@ fn foreign(plan: Plan, report: &mut Report, server: &RedisServer, cold: f64) {
     }
     for (library, command) in [("redis-py", python()), ("node-redlock", node())] {
         let Some(command) = command else {
-            report.note(&format!("{library}: left out, it cannot be had here"));
+            report.note(&format!("{library}: left out, it is not available here"));
             continue;
         };
         let runs = from_foreign(plan, server, command, library);

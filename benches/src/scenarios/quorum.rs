@@ -71,7 +71,7 @@ const CROWDS: [usize; 4] = [64, 256, 1024, 4096];
 
 /// The throughput with a growing number of tasks.
 fn crowds(plan: Plan, report: &mut Report) {
-    report.begin("quorum", "cycles per second of more and more tasks, each its own keys");
+    report.begin("quorum", "cycles per second of more and more tasks, each with its own keys");
     let runs = if plan.quick { 1 } else { plan.runs };
     for nodes in [3, NODES] {
         let quorum = Quorum::start(nodes);

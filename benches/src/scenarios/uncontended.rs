@@ -12,7 +12,8 @@ use crate::stats::median;
 use crate::{Plan, runtime};
 
 pub(crate) fn measure(plan: Plan, report: &mut Report) {
-    report.begin("uncontended", "cycles per second against the bound's, each task its own key");
+    report
+        .begin("uncontended", "cycles per second against the bound's, each task with its own key");
     let server = RedisServer::start();
     let two_threads = [(1, 0.65), (64, 1.0), (1024, 1.4)];
     compare(plan, report, &server, &runtime(), "", &two_threads);

@@ -173,7 +173,7 @@ fn too_many(count: usize) -> LockError {
         "{count} keys in one request; at most {MOST_KEYS} are allowed, because the store serves no other client meanwhile"
     );
     LockError::new(ErrorKind::Config, message).remedy(
-        "lock one key for all of them, or acquire them by several requests, in the same order everywhere",
+        "lock one key for all of them, or acquire them with several requests, in the same order everywhere",
     )
 }
 
@@ -184,7 +184,7 @@ fn reentrant() -> LockError {
         ErrorKind::WouldDeadlock,
         "this task already holds a lock of the same key, and would wait for itself",
     )
-    .remedy("call the inner function outside of the locked one, or write `reentrant = true` on it to let it pass")
+    .remedy("call the inner function outside the locked one, or write `reentrant = true` on it to let it pass")
 }
 
 #[cold]

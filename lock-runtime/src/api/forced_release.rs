@@ -145,7 +145,7 @@ impl LockPool {
 
 #[cold]
 fn of_another_library() -> LockError {
-    let cause = "the store does not tell the whole owner token of this holder: it is a client of another library, or of a store of your own";
+    let cause = "the store does not report the whole owner token of this holder: it is a client of another library, or of a custom store";
     LockError::new(ErrorKind::Config, cause)
         .remedy("end the holder, or delete its lock with the tools of its library or of the store")
 }

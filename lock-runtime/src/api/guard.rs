@@ -359,13 +359,13 @@ impl Future for Lost {
 #[cold]
 fn released() -> LockError {
     LockError::new(ErrorKind::Released, "the lock was released by its holder, and not lost before")
-        .remedy("end the task that waits for a loss; `is_lost()` is true for a loss alone")
+        .remedy("end the task that waits for a loss; `is_lost()` is true only for a loss")
 }
 
 #[cold]
 fn no_fence(what: &str) -> LockError {
     LockError::new(ErrorKind::Config, format!("the grant has no fence, which {what} needs"))
-        .remedy("leave `.fencing(false)` out of the request; a function with the attribute gets a fence by `guard = lock`")
+        .remedy("leave `.fencing(false)` out of the request; a function with the attribute gets a fence with `guard = lock`")
 }
 
 #[cold]

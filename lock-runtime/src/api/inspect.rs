@@ -93,6 +93,6 @@ impl LockPool {
 
 #[cold]
 fn not_supported() -> LockError {
-    LockError::new(ErrorKind::Config, "this store does not tell which owner holds a lock")
+    LockError::new(ErrorKind::Config, "this store does not report which owner holds a lock")
         .remedy("implement `Backend::inspect` for it; `snapshot()` shows the locks of this process")
 }

@@ -244,12 +244,12 @@ impl LockState for LockedCall {
     }
 }
 
-/// A reentrant call is polled outside of the body that holds the lock.
+/// A reentrant call is polled outside the body that holds the lock.
 #[cold]
 fn outside(guard: &LockGuard) -> LockError {
     let error = LockError::new(
         ErrorKind::Lost,
-        "the reentrant call continues outside of the body that holds the lock",
+        "the reentrant call continues outside the body that holds the lock",
     );
     guard.locate(error.remedy(
         "await a `reentrant` call in the body that made it; in a separate task, make the call there, so that it acquires the lock itself",

@@ -139,7 +139,7 @@ impl LockPool {
         if core.is_held(lease).await.map_err(located)? {
             return Ok(());
         }
-        let cause = "the lock of the request is not held any more by the sender of its sequencer";
+        let cause = "the lock of the request is no longer held by the sender of its sequencer";
         Err(located(LockError::new(ErrorKind::Lost, cause).remedy(
             "refuse the request; its sender has lost or released the lock, or uses another store or prefix",
         )))
@@ -556,7 +556,7 @@ impl PoolBuilder {
             {
                 return Err(LockError::new(
                     ErrorKind::Config,
-                    "a store of your own logs in by itself, without `.credentials(..)`",
+                    "a custom store logs in on its own, without `.credentials(..)`",
                 )
                 .remedy("give the credentials to the store, and leave `.credentials(..)` out"));
             }

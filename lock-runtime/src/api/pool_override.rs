@@ -155,7 +155,7 @@ pub(crate) fn find(name: &str) -> Result<Option<LockPool>, LockError> {
             "several `with_pool` are active on this runtime, and this task is in none of them",
         )
         .in_pool(&name.into())
-        .remedy("give the task its pool by a `with_pool` of its own, or the tests runtimes of their own (`#[tokio::test]`)"));
+        .remedy("give the task its pool with a `with_pool` of its own, or give the tests runtimes of their own (`#[tokio::test]`)"));
     }
     Ok(first.map(|entry| entry.pool.clone()))
 }

@@ -31,7 +31,7 @@ use crate::lock::core::PoolCore;
 /// # }
 /// ```
 #[derive(Debug)]
-#[must_use = "nothing is asked for before `acquire`, `try_acquire` or `run`"]
+#[must_use = "nothing is sent before `acquire`, `try_acquire` or `run`"]
 pub struct LockRequest(LockCall);
 
 impl LockRequest {

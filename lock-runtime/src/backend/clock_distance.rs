@@ -48,7 +48,7 @@ impl ClockDistance {
 
     /// The warning about a server that is too far from this machine, such as `Redis at 10.0.0.1:6379`.
     pub(crate) fn warning(self, server: impl fmt::Display) -> Option<Warning> {
-        const REMEDY: &str = "synchronise both by a time server: a step of the server's clock ends locks early or late, and fences after a loss of data follow it";
+        const REMEDY: &str = "synchronise both with a time server: a step of the server's clock ends locks early or late, and fences after a loss of data follow it";
         let text = || format!("the clock of {server} is {self} this machine");
         (self.abs() >= Self::FAR).then(|| Warning::new(text(), REMEDY))
     }

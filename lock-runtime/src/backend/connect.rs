@@ -124,7 +124,7 @@ fn setting_of_the_pool(rest: &str) -> Option<LockError> {
     let names = query.split('&').filter_map(|pair| pair.split('=').next());
     let known = |name: &str| POOL_SETTINGS.iter().find(|(known, ..)| *known == name);
     let (name, method, variable) = names.into_iter().find_map(known)?;
-    let cause = format!("`{name}` is a setting of the pool, and no parameter of its URL");
+    let cause = format!("`{name}` is a setting of the pool, not a parameter of its URL");
     let by_code = format!("call `PoolBuilder::{method}`");
     let error = LockError::new(ErrorKind::Config, cause);
     Some(error.remedy(match variable {

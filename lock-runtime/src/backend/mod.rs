@@ -563,7 +563,7 @@ pub trait Backend: Send + Sync + 'static {
         async {
             let warnings = self.health().await?;
             if warnings.is_empty() {
-                return Ok(vec![Finding::good("store", "nothing to warn of")]);
+                return Ok(vec![Finding::good("store", "nothing to warn about")]);
             }
             Ok(warnings.iter().map(|warning| Finding::warning("store", warning)).collect())
         }

@@ -116,7 +116,7 @@ impl fmt::Display for StaleFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the fence {} is stale: a later holder has written with {}; give the write up",
+            "the fence {} is stale: a later holder has written with {}; abandon the write",
             self.given, self.highest
         )
     }

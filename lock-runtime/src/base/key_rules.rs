@@ -58,9 +58,9 @@ impl Key {
         if text.contains(RESERVED) || (!prefix.is_empty() && (1..RESERVED.len()).any(crosses)) {
             // Without the key, which `LockError::keys` has: events show the text.
             let cause = format!(
-                "the lock key contains `{RESERVED}`, or does so behind the prefix of the pool"
+                "the lock key contains `{RESERVED}`, or does so after the prefix of the pool"
             );
-            return Err(LockError::new(ErrorKind::InvalidKey, cause).remedy("names like that are those of what is kept beside the locks; name the lock otherwise"));
+            return Err(LockError::new(ErrorKind::InvalidKey, cause).remedy("such names are reserved for data beside the locks; choose another name for the lock"));
         }
         Ok(())
     }
@@ -76,8 +76,9 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), LockError> {
     }
     if prefix.len() > MAX_PREFIX_BYTES {
         let bytes = prefix.len();
-        let cause =
-            format!("the prefix of the keys has {bytes} bytes, and may have {MAX_PREFIX_BYTES}");
+        let cause = format!(
+            "the prefix of the keys has {bytes} bytes, and may have at most {MAX_PREFIX_BYTES}"
+        );
         return Err(LockError::new(ErrorKind::Config, cause)
             .remedy("choose a shorter one, such as `orders:`"));
     }
@@ -126,7 +127,7 @@ mod tests {
         check_prefix(&prefix).unwrap();
         let error = check_prefix(&(prefix + "p")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(error.to_string().contains("has 257 bytes, and may have 256"), "{error}");
+        assert!(error.to_string().contains("has 257 bytes, and may have at most 256"), "{error}");
     }
 
     #[test]

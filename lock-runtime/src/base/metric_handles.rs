@@ -245,7 +245,7 @@ fn number(template: &str) -> usize {
 }
 
 fn describe_locks() {
-    describe_counter!("lock.attempts", Unit::Count, "Calls for a lock, by what they led to");
+    describe_counter!("lock.attempts", Unit::Count, "Calls for a lock, by their outcome");
     describe_histogram!("lock.wait.duration", Unit::Seconds, "From the call to the grant");
     describe_histogram!("lock.hold.duration", Unit::Seconds, "From the grant to its end");
     describe_gauge!("lock.waiting", Unit::Count, "Calls that wait for a lock or an answer");

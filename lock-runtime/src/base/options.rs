@@ -240,7 +240,7 @@ impl Ttl {
         if !(Self::MIN..=Self::MAX).contains(&length) {
             return Err(refused(
                 format!("a ttl of {length:?} is not between 10 ms and 7 days"),
-                "the ttl is how long a crashed holder blocks the others; write for example `ttl = \"30s\"`",
+                "the ttl is how long a crashed holder blocks other owners; write for example `ttl = \"30s\"`",
             ));
         }
         if !(0.0..=Self::MAX_DRIFT).contains(&drift_factor) {

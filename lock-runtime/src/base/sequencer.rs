@@ -123,13 +123,13 @@ impl FromStr for Sequencer {
                 let cause = format!("version `{version}` of a sequencer is not known here");
                 InvalidSequencer(format!("{cause}; update lock-runtime at the receiver").into())
             } else {
-                wrong("the text is no sequencer")
+                wrong("the text is not a sequencer")
             });
         }
         let fence = parts.next().and_then(|number| number.parse::<u64>().ok());
         let fence = fence
             .and_then(|number| Fence::try_from(number).ok())
-            .ok_or_else(|| wrong("the fence of the sequencer is no number up to 2^63 - 1"))?;
+            .ok_or_else(|| wrong("the fence of the sequencer is not a number up to 2^63 - 1"))?;
         let owner = parts.next().and_then(Owner::parse).ok_or_else(|| {
             wrong("the owner token of the sequencer is not 32 hexadecimal digits")
         })?;
@@ -249,8 +249,8 @@ mod tests {
     fn a_wrong_text_is_refused_and_not_shown() {
         let owner = "0123456789abcdef0123456789abcdef";
         for (text, expected) in [
-            ("", "no sequencer"),
-            ("order:42", "no sequencer"),
+            ("", "not a sequencer"),
+            ("order:42", "not a sequencer"),
             ("v2;1;x;y", "update lock-runtime"),
             ("v1", "the fence"),
             ("v1;-1;x;y", "the fence"),
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(read, Ok(sequencer(&["order:42"])));
         let wrong =
             Sequencer::deserialize(IntoDeserializer::<Error>::into_deserializer("order:42"));
-        assert!(wrong.unwrap_err().to_string().contains("no sequencer"));
+        assert!(wrong.unwrap_err().to_string().contains("not a sequencer"));
         let number = Sequencer::deserialize(IntoDeserializer::<Error>::into_deserializer(42_u64));
         assert!(number.unwrap_err().to_string().contains("expected the text of a sequencer"));
     }

@@ -246,7 +246,7 @@ impl StoreStatus {
         let text = format!("the store has been down for {down_for:.1?}: {}", error.message());
         Some(LockError::backend(
             BackendError::new(FailureKind::NotApplied, text).remedy(
-                "check that the store is up and reachable; the pool returns to it by itself",
+                "check that the store is up and reachable; the pool returns to it on its own",
             ),
         ))
     }

@@ -75,7 +75,7 @@ impl UrlForm {
                 "connect_timeout" => {
                     let given = text::duration(value).filter(|limit| !limit.is_zero());
                     connect_timeout = Some(given.ok_or_else(|| {
-                        wrong(format!("`connect_timeout={value}` is no duration"))
+                        wrong(format!("`connect_timeout={value}` is not a duration"))
                             .remedy("write for example `?connect_timeout=3s`")
                     })?);
                 }
@@ -87,7 +87,7 @@ impl UrlForm {
                 _ => {
                     return Err(wrong(format!("the {store} URL has an unknown parameter, `{name}`"))
                         .remedy(format!(
-                            "known are {parameters}`connect_timeout`, and for `{plain}s` also `ca`, `cert`, `key` and `insecure`"
+                            "the known parameters are {parameters}`connect_timeout`, and for `{plain}s` also `ca`, `cert`, `key` and `insecure`"
                         )));
                 }
             }
@@ -124,7 +124,7 @@ impl UrlForm {
         let Self { store, scheme, .. } = self;
         let Some((user, password)) = login.split_once(':') else {
             return Err(wrong(format!("the login in the {store} URL has no password"))
-                .remedy(format!("write `{scheme}://user:password@host/locks`, or leave the login out beside `.credentials(..)`")));
+                .remedy(format!("write `{scheme}://user:password@host/locks`, or leave the login out when `.credentials(..)` is used")));
         };
         Ok((self.decoded(user)?, self.decoded(password)?))
     }
@@ -135,7 +135,7 @@ impl UrlForm {
         let (name, port) = match host.rsplit_once(':') {
             Some((name, port)) if !name.contains(':') || is_address(name) => {
                 let port = port.parse().ok().filter(|port| *port != 0);
-                let invalid = || wrong(format!("a port in the {store} URL is no port"));
+                let invalid = || wrong(format!("a port in the {store} URL is not a port"));
                 (name, port.ok_or_else(|| invalid().remedy(self.example()))?)
             }
             _ => (host, default),
@@ -148,7 +148,7 @@ impl UrlForm {
     }
 
     fn decoded(&self, value: &str) -> Result<String, LockError> {
-        let invalid = |_| wrong(format!("a value in the {} URL is no UTF-8", self.store));
+        let invalid = |_| wrong(format!("a value in the {} URL is not UTF-8", self.store));
         percent_decode_str(value).decode_utf8().map(Into::into).map_err(invalid)
     }
 }

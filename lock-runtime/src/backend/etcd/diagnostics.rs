@@ -80,7 +80,7 @@ fn warn_of_member(status: &MemberStatus, warnings: &mut Vec<Warning>) {
     if version < OLDEST {
         warnings.push(Warning::new(
             format!("etcd {} is older than 3.4", status.version),
-            "update the members: watches of older ones are not understood",
+            "update the members: the watches of older versions are not understood",
         ));
     }
 }

@@ -107,12 +107,12 @@ const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
             "asks for a login",
             "put it into the URL, `etcd://user:password@host/locks`, or give the builder `.credentials(..)`",
         ),
-        ("invalid auth token", NotApplied, "asks for another log-in", "it logs in by itself"),
+        ("invalid auth token", NotApplied, "asks for another login", "the pool logs in on its own"),
         (
             "revision of auth store is old",
             NotApplied,
             "has changed its users or roles",
-            "it logs in by itself",
+            "the pool logs in on its own",
         ),
         (
             WITHOUT_SPACE,
@@ -136,19 +136,19 @@ const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
             "too many operations in txn",
             Rejected,
             "takes no request for so many keys",
-            "raise `--max-txn-ops` at all members, above the number of keys, or ask for fewer keys at once",
+            "raise `--max-txn-ops` on all members, above the number of keys, or ask for fewer keys at once",
         ),
         (
             "request is too large",
             Rejected,
             "takes no request of this size",
-            "raise `--max-request-bytes` at all members, or ask for fewer or shorter keys at once",
+            "raise `--max-request-bytes` on all members, or ask for fewer or shorter keys at once",
         ),
         (
             "larger than max",
             Rejected,
             "takes no message of this size",
-            "raise `--max-request-bytes` at all members, or ask for fewer or shorter keys at once",
+            "raise `--max-request-bytes` on all members, or ask for fewer or shorter keys at once",
         ),
         (
             "too large lease TTL",
@@ -166,7 +166,7 @@ const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
             "leader changed",
             MaybeApplied,
             "has elected another leader meanwhile",
-            "it passes by itself",
+            "it passes on its own",
         ),
         (
             "for learner",
@@ -186,7 +186,7 @@ const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
             "has lost its majority",
             "look at `etcdctl endpoint health --cluster`",
         ),
-        ("server stopped", MaybeApplied, "has stopped this member", "it passes by itself"),
+        ("server stopped", MaybeApplied, "has stopped this member", "it passes on its own"),
         (
             "request timed out",
             MaybeApplied,
@@ -197,13 +197,13 @@ const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
             "requested lease not found",
             NotApplied,
             "has ended the lease of the pool",
-            "it is made again by itself",
+            "it is made again automatically",
         ),
         (
             "lease already exists",
             NotApplied,
-            "has this lease already",
-            "another one is made by itself",
+            "already has this lease",
+            "another one is made automatically",
         ),
         (
             "root user does not exist",
@@ -256,7 +256,7 @@ pub(crate) fn connection_lost(member: &str, why: &str) -> BackendError {
         FailureKind::MaybeApplied,
         format!("the connection to etcd at {member} has ended: {why}"),
     )
-    .remedy("it is opened again by itself")
+    .remedy("it is reopened automatically")
 }
 
 /// The bytes do not follow the protocol.
@@ -277,7 +277,7 @@ impl From<MalformedMessage> for BackendError {
 #[cold]
 pub(crate) fn lease_ended() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "the pool's lease at etcd has ended")
-        .remedy("it is made again by itself")
+        .remedy("it is made again automatically")
 }
 
 /// There is no answer in time.
@@ -291,7 +291,7 @@ pub(crate) fn unanswered() -> BackendError {
 #[cold]
 pub(crate) fn login_wanted() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "etcd asks for a login from now on")
-        .remedy("it logs in by itself")
+        .remedy("the pool logs in on its own")
 }
 
 /// An attempt to connect has taken too long.
@@ -303,7 +303,7 @@ pub(crate) fn too_slow(member: &str, limit: Duration) -> BackendError {
 /// The queue of a key was different at each look.
 #[cold]
 pub(crate) fn unsteady() -> BackendError {
-    BackendError::new(FailureKind::NotApplied, "etcd has had other keys at each look")
+    BackendError::new(FailureKind::NotApplied, "etcd had different keys at each look")
         .remedy("look for other programs that write or delete keys of the locks")
 }
 

@@ -75,8 +75,8 @@ impl MysqlBatch<'_> {
         }
         if self.channel.is_empty() {
             warnings.push(Warning::new(
-                "the server refuses `GET_LOCK`, so waiters of ended processes are not found at once",
-                "connect to the server itself, not by a proxy that refuses it",
+                "the server refuses `GET_LOCK`, so waiters of ended processes are not found immediately",
+                "connect to the server itself, not through a proxy that refuses it",
             ));
         }
         Ok(warnings)

@@ -131,7 +131,7 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
     use FailureKind::{MaybeApplied, NotApplied, Rejected};
     match answer.code {
         code if ROLLED_BACK.contains(&code) => {
-            (NotApplied, "has rolled the statement back", "it passes by itself")
+            (NotApplied, "has rolled the statement back", "it passes on its own")
         }
         // Such a limit may end a commit.
         1969 | 1317 => (MaybeApplied, "has cancelled a statement", LONG_TRANSACTIONS),
@@ -139,7 +139,7 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
             (NotApplied, "has cancelled a statement that took too long", LONG_TRANSACTIONS)
         }
         code if ENDED.contains(&code) => {
-            (MaybeApplied, "has ended the connection", "it is opened again by itself")
+            (MaybeApplied, "has ended the connection", "it is reopened automatically")
         }
         1040 | 1203 | 1226 => (
             NotApplied,
@@ -168,12 +168,12 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
         1044 => (
             Rejected,
             "refuses the database",
-            "check the name behind the last `/` of the URL, and grant the user rights on its tables",
+            "check the name after the last `/` of the URL, and grant the user rights on its tables",
         ),
         1049 => (
             Rejected,
             "does not have the database",
-            "make it: `CREATE DATABASE ..`, or check the name behind the last `/` of the URL",
+            "make it: `CREATE DATABASE ..`, or check the name after the last `/` of the URL",
         ),
         1045 | 1698 | 1524 | 1820 | 1862 | 3118 | 4151 => (
             Rejected,
@@ -185,7 +185,7 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
         }
         LONG_PACKET => (Rejected, "refuses a long statement", LONGER_PACKETS),
         code if PASSING.contains(&code) => {
-            (NotApplied, "cannot run the statement now", "it passes by itself")
+            (NotApplied, "cannot run the statement now", "it passes on its own")
         }
         1286 => (Rejected, "does not have the engine InnoDB", "enable InnoDB on the server"),
         1665 => (

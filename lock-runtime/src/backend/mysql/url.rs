@@ -83,8 +83,8 @@ impl MysqlUrl {
                 "key" => files.key = Some(decoded(value)?),
                 "insecure" if matches!(value, "" | "true") => files.trust = Trust::Any,
                 "insecure" => {
-                    return Err(wrong("`insecure` in the MySQL URL has no such value").remedy(
-                        "write `?ssl-mode=required&insecure`, and better `&ca=/path.pem`",
+                    return Err(wrong("`insecure` in the MySQL URL has an unknown value").remedy(
+                        "write `?ssl-mode=required&insecure`, or better `?ssl-mode=required&ca=/path.pem`",
                     ));
                 }
                 "ssl-mode" | "sslmode" => encrypted = is_encrypted(value)?,
@@ -139,7 +139,7 @@ impl MysqlUrl {
         match name {
             "table" if is_identifier(value) => self.table = value.to_owned(),
             "table" => {
-                return Err(wrong(format!("`table={value}` is no name of a table")).remedy(
+                return Err(wrong(format!("`table={value}` is not a valid table name")).remedy(
                     "write up to 48 letters, digits and `_`, with a database if needed: `?table=app.lock` uses `app.lock_lease` and `app.lock_queue`",
                 ));
             }
@@ -161,7 +161,7 @@ impl MysqlUrl {
             "forget" => {
                 let given = text::duration(value).filter(|age| !age.is_zero());
                 self.forget_after = given.ok_or_else(|| {
-                    wrong(format!("`forget={value}` is no duration"))
+                    wrong(format!("`forget={value}` is not a duration"))
                         .remedy("write for example `?forget=24h`, longer than every ttl")
                 })?;
             }
@@ -169,13 +169,13 @@ impl MysqlUrl {
                 let seconds = value.parse().ok().map(Duration::from_secs);
                 let given = seconds.or_else(|| text::duration(value));
                 let given = given.filter(|limit| !limit.is_zero()).ok_or_else(|| {
-                    wrong(format!("`connect_timeout={value}` is no duration"))
+                    wrong(format!("`connect_timeout={value}` is not a duration"))
                         .remedy("write for example `?connect_timeout=3s`")
                 })?;
                 self.connect_timeout = Some(given);
             }
             _ => {
-                return Err(wrong(format!("`{name}` is no parameter of a MySQL URL")).remedy(
+                return Err(wrong(format!("`{name}` is not a parameter of a MySQL URL")).remedy(
                     "parameters are create, table, pin, forget, connect_timeout, ssl-mode, ca, cert, key and insecure",
                 ));
             }
@@ -190,7 +190,7 @@ fn is_encrypted(mode: &str) -> Result<bool, LockError> {
         "required" | "require" | "verify_ca" | "verify_identity" | "verify_full" => Ok(true),
         "disabled" | "disable" => Ok(false),
         "preferred" | "prefer" | "allow" => {
-            Err(wrong(format!("`ssl-mode={mode}` encrypts by chance"))
+            Err(wrong(format!("`ssl-mode={mode}` does not guarantee encryption"))
                 .remedy("write `ssl-mode=required`, or `ssl-mode=disabled`"))
         }
         _ => Err(wrong(format!("`ssl-mode={mode}` is unknown"))
@@ -200,7 +200,7 @@ fn is_encrypted(mode: &str) -> Result<bool, LockError> {
 
 fn decoded(value: &str) -> Result<String, LockError> {
     let text = percent_encoding::percent_decode_str(value).decode_utf8();
-    text.map(Into::into).map_err(|_| wrong("a value in the MySQL URL is no UTF-8"))
+    text.map(Into::into).map_err(|_| wrong("a value in the MySQL URL is not UTF-8"))
 }
 
 #[cold]

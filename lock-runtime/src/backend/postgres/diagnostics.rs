@@ -48,7 +48,7 @@ pub(crate) fn warnings(
     let mut warnings = found(row)?;
     if !is_notified {
         warnings.push(Warning::new(
-            "a pooler stands before PostgreSQL and passes no notifications, so waiters look for themselves",
+            "a pooler in front of PostgreSQL passes on no notifications, so waiters look on their own",
             "connect to the server itself, or to a pooler in session mode, for faster hand-offs",
         ));
     }

@@ -84,7 +84,7 @@ fn refusal(answer: &DbError) -> (FailureKind, &'static str, &'static str) {
     let code = answer.code();
     let is_any = |codes: &[&SqlState]| codes.contains(&code);
     if is_any(&[&SqlState::T_R_SERIALIZATION_FAILURE, &SqlState::T_R_DEADLOCK_DETECTED]) {
-        return (NotApplied, "has rolled the statement back", "it passes by itself");
+        return (NotApplied, "has rolled the statement back", "it passes on its own");
     }
     if is_any(&[&SqlState::LOCK_NOT_AVAILABLE, &SqlState::QUERY_CANCELED]) {
         return (NotApplied, "has cancelled a statement that took too long", LONG_TRANSACTIONS);
@@ -139,14 +139,14 @@ fn refusal(answer: &DbError) -> (FailureKind, &'static str, &'static str) {
         return (
             Rejected,
             "does not have the database",
-            "check the name behind the last `/` of the URL",
+            "check the name after the last `/` of the URL",
         );
     }
     // The session has ended, or the server or a pooler is in trouble: the statement may have been committed before.
     let is_fatal = matches!(answer.parsed_severity(), Some(Severity::Fatal | Severity::Panic));
     let class = &code.code()[..2];
     if is_fatal || ["08", "57", "58", "XX"].contains(&class) {
-        return (MaybeApplied, "has ended the connection", "it is opened again by itself");
+        return (MaybeApplied, "has ended the connection", "it is reopened automatically");
     }
     (Rejected, "refuses the statement", "see the server's log for the statement")
 }

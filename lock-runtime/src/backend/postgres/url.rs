@@ -57,7 +57,7 @@ impl Database {
             match name {
                 "table" if is_identifier(value) => table = value.to_owned(),
                 "table" => {
-                    return Err(wrong(format!("`table={value}` is no name of a table")).remedy(
+                    return Err(wrong(format!("`table={value}` is not a valid table name")).remedy(
                         "write up to 48 letters, digits and `_`, with a schema if needed: `?table=app.lock` uses `app.lock_lease` and `app.lock_queue`",
                     ));
                 }
@@ -79,7 +79,7 @@ impl Database {
                 "forget" => {
                     let given = text::duration(value).filter(|age| !age.is_zero());
                     forget_after = given.ok_or_else(|| {
-                        wrong(format!("`forget={value}` is no duration"))
+                        wrong(format!("`forget={value}` is not a duration"))
                             .remedy("write for example `?forget=24h`, longer than every ttl")
                     })?;
                 }
@@ -88,8 +88,8 @@ impl Database {
                 "key" => files.key = Some(decoded(value)?),
                 "insecure" if matches!(value, "" | "true") => files.trust = Trust::Any,
                 "insecure" => {
-                    return Err(wrong("`insecure` in the PostgreSQL URL has no such value")
-                        .remedy("write `?sslmode=require&insecure`, and better `&ca=/path.pem`"));
+                    return Err(wrong("`insecure` in the PostgreSQL URL has an unknown value")
+                        .remedy("write `?sslmode=require&insecure`, or better `?sslmode=require&ca=/path.pem`"));
                 }
                 // All certificates are verified, including the name.
                 "sslmode" if ["require", "verify-ca", "verify-full"].contains(&value) => {
@@ -97,7 +97,7 @@ impl Database {
                     others.push("sslmode=require");
                 }
                 "sslmode" if ["prefer", "allow"].contains(&value) => {
-                    return Err(wrong(format!("`sslmode={value}` encrypts by chance"))
+                    return Err(wrong(format!("`sslmode={value}` does not guarantee encryption"))
                         .remedy("write `sslmode=require`, or `sslmode=disable`"));
                 }
                 "sslmode" if value == "disable" => encrypted = false,
@@ -105,7 +105,7 @@ impl Database {
                 "connect_timeout" if !value.bytes().all(|it| it.is_ascii_digit()) => {
                     let given = text::duration(value).filter(|limit| !limit.is_zero());
                     connect_timeout = Some(given.ok_or_else(|| {
-                        wrong(format!("`connect_timeout={value}` is no duration")).remedy(
+                        wrong(format!("`connect_timeout={value}` is not a duration")).remedy(
                             "write for example `?connect_timeout=10s`, or a number of seconds",
                         )
                     })?);
@@ -141,7 +141,7 @@ impl Database {
 
 fn decoded(value: &str) -> Result<String, LockError> {
     let text = percent_encoding::percent_decode_str(value).decode_utf8();
-    text.map(Into::into).map_err(|_| wrong("a value in the PostgreSQL URL is no UTF-8"))
+    text.map(Into::into).map_err(|_| wrong("a value in the PostgreSQL URL is not UTF-8"))
 }
 
 /// One URL for each host, without parameters.

@@ -67,7 +67,7 @@ pub(crate) fn findings(
             (None, None) => Finding::unknown(
                 check,
                 "this login may not read it",
-                "allow `INFO` and `CONFIG GET` to the login, or look with one that has them",
+                "allow the login to run `INFO` and `CONFIG GET`, or use a login that may run them",
             ),
         };
     checks.into_iter().map(|check| finding(check).at(server)).collect()
@@ -83,7 +83,7 @@ pub(crate) fn clock_finding(
     let distance = time.as_ref().ok().and_then(|time| clock_distance(time, asked));
     let finding = match distance {
         None => {
-            Finding::unknown("clock", "this login may not read it", "allow `TIME` to the login")
+            Finding::unknown("clock", "this login may not read it", "allow the login to run `TIME`")
         }
         Some(distance) => match distance.warning(format_args!("Redis at {server}")) {
             Some(warning) => Finding::warning("clock", &warning),

@@ -269,7 +269,7 @@ fn query(url: &Url) -> Result<(Option<TlsFiles>, ScriptMode), LockError> {
                     "on" => ScriptMode::On,
                     "off" => ScriptMode::Off,
                     _ => {
-                        return Err(wrong("`?scripts=` in the URL has no such value")
+                        return Err(wrong("`?scripts=` in the URL has an unknown value")
                             .remedy("write `?scripts=auto`, `?scripts=on` or `?scripts=off`"));
                     }
                 };
@@ -280,8 +280,8 @@ fn query(url: &Url) -> Result<(Option<TlsFiles>, ScriptMode), LockError> {
                     "" | "true" => Trust::Any,
                     "false" => Trust::Verified,
                     _ => {
-                        return Err(wrong("`?insecure=` in the URL has no such value")
-                            .remedy("write `?insecure`, and better `?ca=/path.pem`"));
+                        return Err(wrong("`?insecure=` in the URL has an unknown value")
+                            .remedy("write `?insecure`, or better `?ca=/path.pem`"));
                     }
                 };
                 if !encrypted {
@@ -325,7 +325,7 @@ pub(crate) fn decoded(part: &str) -> Result<String, LockError> {
 /// The text after `character` is not shown: it may be the rest of a password.
 #[cold]
 pub(crate) fn broken_password(character: &str, encoded: &str) -> LockError {
-    wrong(format!("there is an `@` behind the first `{character}` of the URL"))
+    wrong(format!("there is an `@` after the first `{character}` of the URL"))
         .remedy(format!("percent-encode a `{character}` in the password as `{encoded}`"))
 }
 

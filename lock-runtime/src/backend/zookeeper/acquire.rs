@@ -76,7 +76,7 @@ impl LockNodes {
                 Round::WithoutContainers(keys) => keys,
             };
         }
-        let message = "ZooKeeper has had other nodes at each look";
+        let message = "ZooKeeper had different nodes at each look";
         Err(BackendError::new(FailureKind::NotApplied, message)
             .remedy("look for clients that delete the containers of the locks"))
     }

@@ -48,7 +48,7 @@ impl LockNodes {
                 let is_open = |scheme: &str, rights| scheme == "world" && rights & CHANGES != 0;
                 if has_login && entries.iter().any(|entry| is_open(&entry.scheme, entry.rights)) {
                     warnings.push(Warning::new(
-                        "every client of ZooKeeper may change the node above the locks, also without a login",
+                        "every client of ZooKeeper may change the node above the locks, even without a login",
                         "give it to the login of the locks: `setAcl /locks auth::cdrwa`",
                     ));
                 }

@@ -43,17 +43,17 @@ fn meaning(code: ServerCode) -> (FailureKind, &'static str, &'static str) {
             (NotApplied, "is read-only", "wait until the ensemble has a leader")
         }
         ServerCode::SESSION_EXPIRED => {
-            (NotApplied, "has ended the session", "it is opened again by itself")
+            (NotApplied, "has ended the session", "it is reopened automatically")
         }
         ServerCode::SESSION_MOVED => {
-            (NotApplied, "has the session at another server", "it passes by itself")
+            (NotApplied, "has the session at another server", "it passes on its own")
         }
         ServerCode::THROTTLED => (NotApplied, "is overloaded", "look at the servers' load"),
         ServerCode::NO_NODE | ServerCode::NODE_EXISTS => {
-            (NotApplied, "has other nodes than a moment before", "it passes by itself")
+            (NotApplied, "has other nodes than a moment ago", "it passes on its own")
         }
         ServerCode::CONNECTION_LOSS | ServerCode::OPERATION_TIMEOUT => {
-            (MaybeApplied, "has lost its leader", "it passes by itself")
+            (MaybeApplied, "has lost its leader", "it passes on its own")
         }
         _ => (MaybeApplied, "has failed", "see the server's log"),
     }
@@ -76,7 +76,7 @@ pub(crate) fn connection_lost(server: &str, why: &str) -> BackendError {
         FailureKind::MaybeApplied,
         format!("the connection to ZooKeeper at {server} has ended: {why}"),
     )
-    .remedy("it is opened again by itself")
+    .remedy("it is reopened automatically")
 }
 
 /// The bytes do not follow the protocol.
@@ -90,7 +90,7 @@ pub(crate) fn malformed() -> BackendError {
 #[cold]
 pub(crate) fn expired() -> BackendError {
     let message = "the session at ZooKeeper has expired";
-    BackendError::new(FailureKind::NotApplied, message).remedy("it is opened again by itself")
+    BackendError::new(FailureKind::NotApplied, message).remedy("it is reopened automatically")
 }
 
 /// A renewal has no answer in time.

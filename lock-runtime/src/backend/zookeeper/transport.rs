@@ -113,7 +113,7 @@ async fn read_frame(stream: &mut dyn ServerStream) -> std::io::Result<Vec<u8>> {
     const LONGEST_OFFER: u32 = 1 << 16;
     let length = stream.read_u32().await?;
     if length > LONGEST_OFFER {
-        return Err(std::io::Error::other("the answer is none of ZooKeeper"));
+        return Err(std::io::Error::other("the answer is not one of ZooKeeper"));
     }
     let mut frame = vec![0; length as usize];
     stream.read_exact(&mut frame).await?;

@@ -73,7 +73,7 @@ fn access(value: &str) -> Result<NodeAccess, LockError> {
         "open" => Ok(NodeAccess::Open),
         "creator" => Ok(NodeAccess::Creator),
         _ => Err(wrong(format!("`acl={value}` is neither open nor creator")).remedy(
-            "write `?acl=creator` for nodes of this login alone, or `?acl=open` for nodes of all clients",
+            "write `?acl=creator` for nodes of this login only, or `?acl=open` for nodes of all clients",
         )),
     }
 }
@@ -94,7 +94,7 @@ fn check_root(path: &str) -> Result<(), LockError> {
     if path.is_empty() || path.split('/').skip(1).all(is_name) {
         return Ok(());
     }
-    Err(wrong("the path in the ZooKeeper URL is no path of a node").remedy(FORM.example()))
+    Err(wrong("the path in the ZooKeeper URL is not the path of a node").remedy(FORM.example()))
 }
 
 #[cfg(test)]

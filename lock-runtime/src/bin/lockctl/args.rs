@@ -15,13 +15,13 @@ Exit codes: 0 done; 1 the store failed; 2 wrong usage, or refused; 3 the key is 
 
 On a terminal the output is text, elsewhere JSON.";
 
-/// Shows and tends the locks of a store.
+/// Shows and manages the locks of a store.
 #[derive(Debug, Parser)]
 #[command(name = "lockctl", version, after_help = EXIT_CODES)]
 pub(crate) struct CommandLine {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Print JSON, the default where the output is no terminal
+    /// Print JSON, the default where the output is not a terminal
     #[arg(long, global = true)]
     json: bool,
     /// Print text, the default on a terminal
@@ -44,7 +44,7 @@ pub(crate) enum Command {
     Watch(WatchArgs),
     /// Take a lock away from its holder
     Release(ReleaseArgs),
-    /// Check a store: settings and states by which locks could be lost, and what to do about each
+    /// Check a store: settings and states that could lose locks, and what to do about each
     Doctor {
         /// The store, instead of `--url`
         #[arg(id = "store", value_name = "URL")]
@@ -67,7 +67,7 @@ pub(crate) struct StoreArgs {
     /// The store, as for a pool; the variable keeps a password out of the list of processes
     #[arg(long, global = true, env = "LOCK_URL", hide_env_values = true)]
     url: Option<String>,
-    /// The prefix of the keys, as the pool has it
+    /// The prefix of the keys, the same as the pool's
     #[arg(long, global = true, env = "LOCK_PREFIX")]
     prefix: Option<String>,
     /// How long the store may take for one answer, such as 500ms or 5s
@@ -79,7 +79,7 @@ pub(crate) struct StoreArgs {
 pub(crate) struct ListArgs {
     /// The keys, without the prefix: `*` stands for any characters, `?` for one
     pattern: Option<String>,
-    /// How many locks at most
+    /// The maximum number of locks
     #[arg(long, default_value_t = 100)]
     pub(crate) limit: usize,
 }
@@ -113,10 +113,10 @@ pub(crate) struct BenchArgs {
 pub(crate) struct ReleaseArgs {
     /// The key, without the prefix
     pub(crate) key: String,
-    /// Confirm that a lock is to be taken from an owner that has not released it
+    /// Confirm taking a lock from an owner that has not released it
     #[arg(long)]
     pub(crate) force: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
     /// Only if the holder has this tag, as `show` prints it

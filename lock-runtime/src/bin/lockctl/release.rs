@@ -62,7 +62,7 @@ fn confirm(args: &ReleaseArgs, holder: &LockHolder, waiting: Option<usize>) -> R
     }
     if !io::stdin().is_terminal() {
         return Err(Failure::refused(format!(
-            "`{key}` is held by {text}, and there is no terminal to ask at; pass `--yes`, and `--owner` to hit this holder alone"
+            "`{key}` is held by {text}, and there is no terminal to ask at; pass `--yes`, and `--owner` to affect only this holder"
         )));
     }
     let queue = waiting.map_or_else(String::new, |count| format!(" {count} wait."));

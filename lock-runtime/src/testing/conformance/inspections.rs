@@ -78,7 +78,7 @@ impl<B: Backend> Suite<B> {
             let waiters: Vec<_> = shown.waiters.iter().map(|waiter| waiter.owner).collect();
             assert_eq!((waiters, waiting), (tags, 3), "the queue is shown in its order");
             let holder = shown.holder.and_then(|holder| holder.owner);
-            assert_eq!(holder, Some(mine.owner.tag()), "the holder is no waiter");
+            assert_eq!(holder, Some(mine.owner.tag()), "the holder is not a waiter");
         }
         for (backend, theirs) in queued.iter().rev() {
             release(*backend, theirs).await;

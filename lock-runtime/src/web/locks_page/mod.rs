@@ -79,8 +79,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const EVENT_STREAM: &str = "text/event-stream";
 
 /// The answer to a form that is refused.
-const REFUSED: &str =
-    "This request may not release locks: no operator has sent it, or a page of another site.\n";
+const REFUSED: &str = "This request may not release locks: it was not sent by an operator, or came from a page of another site.\n";
 
 /// The headers of every response of the page.
 const HEADERS: [(&str, &str); 5] = [

@@ -275,9 +275,10 @@ impl MasterWatch {
 
     fn unknown(&self, dialer: &Dialer) -> BackendError {
         let (endpoint, service) = (dialer.endpoint(), &self.service);
-        let message = format!("the sentinel at {endpoint} knows no master of the name `{service}`");
+        let message =
+            format!("the sentinel at {endpoint} knows no master with the name `{service}`");
         BackendError::new(FailureKind::Rejected, message).remedy(
-            "put the name behind `sentinel monitor` in the sentinels' configuration into the URL: `redis+sentinel://host:26379/name`",
+            "put the name that follows `sentinel monitor` in the sentinels' configuration into the URL: `redis+sentinel://host:26379/name`",
         )
     }
 
@@ -394,7 +395,7 @@ fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
     match error.code() {
         Some("NOAUTH") => wrong(
             "wants a password",
-            "put it into the URL: `?sentinel_password=password`, with `&sentinel_user=name` if it is not the default user's; what stands before the `@` is for the master alone",
+            "put it into the URL: `?sentinel_password=password`, with `&sentinel_user=name` if it is not the default user's; the part before the `@` is only for the master",
         ),
         Some("WRONGPASS") => wrong("does not accept the user or the password", CHECK_LOGIN),
         None if is_wrong => wrong("does not accept the user or the password", CHECK_LOGIN),
@@ -406,7 +407,7 @@ fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
         Some("ERR") if error.detail().is_some_and(|detail| detail.contains("unknown command")) => {
             wrong(
                 "is not a sentinel",
-                "name sentinels in the URL, as a rule at port 26379; a server alone is `redis://host:6379`",
+                "name sentinels in the URL, usually at port 26379; a single server is `redis://host:6379`",
             )
         }
         _ => server_error::failure(&format!("{endpoint} (a sentinel)"), error).before_sending(),

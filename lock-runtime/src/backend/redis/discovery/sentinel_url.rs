@@ -5,7 +5,7 @@ use crate::base::error::LockError;
 
 const SENTINEL_PORT: u16 = 26_379;
 
-const FORM: &str = "write `redis+sentinel://user:password@host1:26379,host2,host3/service/0`; user, password, ports and database may be left out, and the service is the name behind `sentinel monitor`";
+const FORM: &str = "write `redis+sentinel://user:password@host1:26379,host2,host3/service/0`; user, password, ports and database may be left out, and the service is the name after `sentinel monitor`";
 
 /// A master, identified by the name of its service at the sentinels.
 #[derive(Clone, Debug)]

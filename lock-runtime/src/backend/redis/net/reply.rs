@@ -92,7 +92,7 @@ fn integer(digits: &[u8]) -> Result<i64, RedisError> {
 
 #[cold]
 fn malformed() -> RedisError {
-    (ErrorKind::Parse, "the server sent something else than a reply of RESP2").into()
+    (ErrorKind::Parse, "the server sent something other than a RESP2 reply").into()
 }
 
 #[cfg(test)]

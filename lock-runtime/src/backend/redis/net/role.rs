@@ -56,7 +56,7 @@ fn is_role(role: &Value, name: &str) -> bool {
 fn not_master(endpoint: &Endpoint) -> BackendError {
     let message = format!("Redis at {endpoint}, which the sentinels name, is not a master");
     BackendError::new(FailureKind::NotApplied, message).remedy(
-        "a failover passes by itself; otherwise look at `SENTINEL MASTER` and `ROLE`, and at the sentinels' logs",
+        "a failover ends on its own; otherwise look at `SENTINEL MASTER` and `ROLE`, and at the sentinels' logs",
     )
 }
 
@@ -65,7 +65,7 @@ fn no_role(endpoint: &Endpoint, error: RedisError) -> BackendError {
     let is_forbidden = error.code() == Some("NOPERM");
     let failure = server_error::failure(&endpoint.to_string(), error).before_sending();
     if is_forbidden {
-        return failure.remedy("allow the ACL user `+role` too, by which a master is known");
+        return failure.remedy("allow the ACL user `+role` too, which identifies a master");
     }
     failure
 }

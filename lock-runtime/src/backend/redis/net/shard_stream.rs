@@ -1,8 +1,8 @@
 //! A byte stream that ends where the server takes away a shard channel.
 //!
 //! When the slot of a shard channel leaves the server, the server unsubscribes the connection by an unrequested push.
-//! The client library takes this push for the answer to the oldest pending request, and each later answer for that of
-//! the request before. So the stream fails before the push is complete, and the connection is replaced.
+//! The client library takes this push for the answer to the oldest pending request, and each later answer for that to
+//! the request after it. So the stream fails before the push is complete, and the connection is replaced.
 
 use std::io;
 use std::pin::Pin;

@@ -166,7 +166,7 @@ impl Dialer {
     fn untrusted(&self, error: io::Error) -> BackendError {
         let message = format!("no TLS connection to Redis at {}: {error}", self.endpoint);
         BackendError::new(FailureKind::NotApplied, message)
-            .remedy("check that the port speaks TLS and the certificate names the host; a private authority, or a certificate that signs itself, goes into the URL: `?ca=/path.pem`")
+            .remedy("check that the port speaks TLS and the certificate names the host; a private authority or a self-signed certificate goes into the URL: `?ca=/path.pem`")
             .because(error)
     }
 }

@@ -48,7 +48,7 @@ pub(crate) async fn of_server(
     let mut findings = Vec::new();
     if connection.is_minimal() {
         connection.send(&redis::cmd("PING")).await?;
-        let unknown = "a proxy stands before Redis, and hangs up on `INFO`";
+        let unknown = "a proxy is in front of Redis, and hangs up on `INFO`";
         let remedy = "look at the server itself";
         findings.push(Finding::unknown("server", unknown, remedy).at(&*server));
     } else {
@@ -70,7 +70,7 @@ pub(crate) fn of_tracking(server: &str, is_on: bool) -> Finding {
         let text = format!(
             "Redis at {server} reports no changes of keys: the deletion of a lock is noticed by its next renewal"
         );
-        let remedy = "allow `CLIENT TRACKING`, `CLIENT CACHING` and `CLIENT ID` to the login, and RESP3 (`HELLO 3`) in front of the server";
+        let remedy = "allow `CLIENT TRACKING`, `CLIENT CACHING` and `CLIENT ID` for the login, and RESP3 (`HELLO 3`) in front of the server";
         Finding::warning("tracking", &Warning::new(text, remedy))
     };
     finding.at(server)
@@ -88,7 +88,7 @@ impl ScriptedServer {
             let text = format!(
                 "Redis at {server} keeps no wait queues for this login: waiters of several processes are not in order"
             );
-            let remedy = "allow `SUBSCRIBE`, `PUBLISH` and the channels `lock_runtime:*` to the login, and the sorted sets beside the locks";
+            let remedy = "allow `SUBSCRIBE`, `PUBLISH` and the channels `lock_runtime:*` for the login, and the sorted sets beside the locks";
             Finding::warning("wait queue", &Warning::new(text, remedy))
         };
         findings.push(queue.at(server));

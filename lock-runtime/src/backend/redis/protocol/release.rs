@@ -179,7 +179,7 @@ impl ScriptedServer {
 fn cannot_notify() -> BackendError {
     let text = "the lock has another holder by now, or one with a wait queue that this login cannot notify";
     BackendError::new(FailureKind::Rejected, text)
-        .remedy("allow the channels `lock_runtime:*` to the login, or use one of the services")
+        .remedy("allow the channels `lock_runtime:*` for the login, or use one of the services")
 }
 
 /// The outcome of a command for one lock.

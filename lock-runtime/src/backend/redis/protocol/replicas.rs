@@ -231,7 +231,7 @@ impl ReplicaWorker {
                 let message =
                     format!("the lock was gone from Redis at {server} before replicas had it");
                 Err(BackendError::new(FailureKind::MaybeApplied, message).remedy(
-                    "a failover ends by itself; without one, find the client that deletes locks",
+                    "a failover ends on its own; without one, find the client that deletes locks",
                 ))
             }
             (Err(error), _) => Err(failure(error)),

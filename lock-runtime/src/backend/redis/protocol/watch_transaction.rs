@@ -226,5 +226,5 @@ impl WatchTransaction {
 /// The connection for transactions was not opened. Nothing was sent on it.
 #[cold]
 fn not_opened() -> BackendError {
-    BackendError::new(FailureKind::NotApplied, "the connection to Redis has ended meanwhile")
+    BackendError::new(FailureKind::NotApplied, "the connection to Redis has ended in the meantime")
 }

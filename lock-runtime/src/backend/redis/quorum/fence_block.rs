@@ -19,7 +19,7 @@ pub(crate) const MAX_AHEAD: Duration = Duration::from_secs(60);
 /// Remedy for a clock difference that prevents fencing tokens.
 pub(crate) const SYNCHRONISE: &str = "synchronise the clocks of the nodes and of all machines that take locks; without fences (`fencing(false)`) their difference does not matter";
 
-/// More numbers than a block has, and a second of them at most.
+/// More numbers than a block has. They are microseconds: about a second of them.
 const MOST_NUMBERS: u64 = 1 << 20;
 
 impl FenceBlock {

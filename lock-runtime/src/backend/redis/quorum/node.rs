@@ -185,7 +185,7 @@ impl QuorumNode {
 pub(crate) fn timeout_error(name: &str, waited: Duration) -> BackendError {
     let message = format!("Redis at {name} did not answer within {:?}", rounded(waited));
     BackendError::new(FailureKind::MaybeApplied, message)
-        .remedy("check that the node is up and reachable; its connection comes back by itself")
+        .remedy("check that the node is up and reachable; its connection comes back on its own")
 }
 
 /// The requests of a call that one server answers.

@@ -161,10 +161,10 @@ impl Dependent {
                 format!("Redis at {name} is a replica, accepts no locks, and fails with its master")
             }
             Self::Same(one, other) if one == other => {
-                format!("{one} is named twice: its one failure would count as two")
+                format!("{one} is named twice: its failure would count as two")
             }
             Self::Same(one, other) => format!(
-                "{one} and {other} are the same server, or have one in common: its one failure would count as two"
+                "{one} and {other} are the same server, or have one in common: its failure would count as two"
             ),
         }
     }
