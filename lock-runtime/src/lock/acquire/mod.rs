@@ -1,6 +1,7 @@
 //! Acquires one or several keys.
 
 pub(crate) mod attempt;
+mod caller;
 pub(crate) mod first_request;
 mod multi_key;
 pub(crate) mod run;

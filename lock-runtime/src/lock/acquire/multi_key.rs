@@ -26,12 +26,12 @@ use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
 use crate::exec::events;
-use crate::exec::panic_boundary;
 use crate::lease::grant::Grant;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::acquire::attempt::{
     Answer, Attempts, admission_ends, is_cut_off, is_out_of_attempts, time_limit,
 };
+use crate::lock::acquire::caller::Caller;
 use crate::lock::acquire::first_request::crowded;
 use crate::lock::acquire::run::pass_on;
 use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
@@ -69,28 +69,6 @@ struct MultiKeyTask {
     /// Whether the last answer ends the wait.
     is_over: bool,
     _token: InFlightToken,
-}
-
-/// The task that waits for the lease, until it gets its result.
-struct Caller(Option<LeaseReply>);
-
-impl Caller {
-    fn is_gone(&self) -> bool {
-        self.0.as_ref().is_none_or(oneshot::Sender::is_closed)
-    }
-
-    /// Resolves when the task stops waiting.
-    async fn gone(&mut self) {
-        if let Some(reply) = &mut self.0 {
-            reply.closed().await;
-        }
-    }
-
-    fn reject(&mut self, error: LockError) {
-        if let Some(reply) = self.0.take() {
-            panic_boundary::answer(reply, Err(error));
-        }
-    }
 }
 
 /// The permits of all keys.
@@ -143,7 +121,7 @@ pub(crate) fn spawn_multi_key(
     let task = MultiKeyTask {
         core: core.clone(),
         params,
-        caller: Caller(Some(reply)),
+        caller: Caller::new(reply),
         id: core.queue.rank(),
         attempts: Attempts::new(Owner::random()?, params.now),
         stepwise: Stepwise::new(&spec, core.backend().capabilities().wait_queue),
@@ -540,7 +518,7 @@ impl MultiKeyTask {
         let contention = Contention::of_answer(contended);
         let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contention);
         // Without a task to take it, the lease is released as it drops.
-        if let Some(reply) = self.caller.0.take() {
+        if let Some(reply) = self.caller.take_reply() {
             grant::deliver(&core, lease, reply);
         }
     }
