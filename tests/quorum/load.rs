@@ -344,7 +344,7 @@ async fn a_restarted_node_receives_the_text_of_a_script_once() {
     assert!(received < LOCKS * 4_000, "{received} bytes for {LOCKS} locks");
 }
 
-/// A node that is slow with the last of them does not make those fail that it has answered.
+/// A node that is slow with the last renewals does not make the answered ones fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_renewals_of_many_leases_are_confirmed_in_parts() {
     let _alone = ALONE.lock().await;

@@ -12,7 +12,7 @@ use crate::{Plan, runtime};
 
 const FIRST_RENEWAL: Duration = Duration::from_millis(25);
 
-/// Cycles whose commands are counted.
+/// The commands of these cycles are counted.
 const COUNTED: u32 = 10;
 
 /// Means of some cycles, in microseconds.

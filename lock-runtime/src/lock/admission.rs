@@ -36,10 +36,10 @@ struct Size {
 }
 
 /// Room for the acquires of one call. Dropped without an answer, a call that was sent counts as one that took long.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct AdmissionSlot {
-    admission: Arc<Admission>,
-    room: Option<OwnedSemaphorePermit>,
+    /// `None` for a store that is not paced.
+    room: Option<(Arc<Admission>, OwnedSemaphorePermit)>,
     /// When the call was sent. One that was not says nothing about the store.
     sent: Option<Instant>,
     is_answered: bool,
@@ -63,12 +63,11 @@ impl Admission {
     }
 
     /// Waits for room for `requests`, at most [`LEAST`](Self::LEAST). Dropping the future leaves the queue.
-    pub(crate) async fn admit(self: &Arc<Self>, requests: usize) -> Option<AdmissionSlot> {
+    pub(crate) async fn admit(self: &Arc<Self>, requests: usize) -> AdmissionSlot {
         let count = u32::try_from(requests.min(Self::LEAST)).unwrap_or(1);
         // The semaphore is never closed.
-        let room = self.room.clone().acquire_many_owned(count).await.ok()?;
-        let room = Some(room);
-        Some(AdmissionSlot { admission: self.clone(), room, sent: None, is_answered: false })
+        let room = self.room.clone().acquire_many_owned(count).await.ok();
+        AdmissionSlot { room: room.map(|room| (self.clone(), room)), ..AdmissionSlot::default() }
     }
 
     /// Returns `room`, after a call that was sent at `sent`, if it was.
@@ -155,8 +154,8 @@ impl AdmissionSlot {
 
 impl Drop for AdmissionSlot {
     fn drop(&mut self) {
-        if let Some(room) = self.room.take() {
-            self.admission.leave(room, self.sent, self.is_answered);
+        if let Some((admission, room)) = self.room.take() {
+            admission.leave(room, self.sent, self.is_answered);
         }
     }
 }
@@ -179,7 +178,7 @@ mod tests {
     }
 
     async fn send(admission: &Arc<Admission>, requests: usize) -> AdmissionSlot {
-        let mut slot = admission.admit(requests).await.unwrap();
+        let mut slot = admission.admit(requests).await;
         slot.sent(admission.clock.now());
         slot
     }

@@ -239,11 +239,11 @@ impl PoolCore {
         outcome.map(|status| status == LeaseStatus::Held).map_err(LockError::backend)
     }
 
-    /// Waits until the store has room for `requests` more; `None` immediately for a store that is not paced. Cancel safe.
-    pub(crate) async fn admit(&self, requests: usize) -> Option<AdmissionSlot> {
+    /// Waits until the store has room for `requests` more. A store that is not paced always has. Cancel safe.
+    pub(crate) async fn admit(&self, requests: usize) -> AdmissionSlot {
         match &self.admission {
             Some(admission) => admission.admit(requests).await,
-            None => None,
+            None => AdmissionSlot::default(),
         }
     }
 

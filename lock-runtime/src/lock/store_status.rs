@@ -212,7 +212,7 @@ impl StoreStatus {
         change
     }
 
-    /// Whether an acquire whose request has failed must end.
+    /// Whether an acquire must end after a failed request.
     pub(crate) fn is_refusing(&self) -> bool {
         self.on_outage == OnOutage::Fail
             && !self.has_no_failure.load(Ordering::Relaxed)

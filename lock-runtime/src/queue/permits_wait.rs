@@ -1,7 +1,7 @@
 //! Waits for the permits of several keys: all of them in one step, or none.
 //!
-//! 1. **One position at a time.** A request waits in the queue of one key that it cannot have: the key whose permit has
-//!    been out the longest. So it keeps no key from other tasks. Its rank in each queue is its order of arrival.
+//! 1. **One position at a time.** A request waits in the queue of one key that it cannot have: the key with the permit
+//!    that has been out the longest. So it keeps no key from other tasks. Its rank in each queue is its order of arrival.
 //! 2. **It moves on.** If another key is missing when its turn comes, the request moves to the queue of that key. The next
 //!    waiter gets the permit.
 //! 3. **It reserves keys, for a while.** A request that has waited for [`RESERVE_AFTER`] reserves a free permit against

@@ -200,7 +200,7 @@ impl LockMiddleware {
     }
 
     /// Holds the lock until the response body has been sent, not only until the handler has returned. For bodies that are
-    /// streams. A stream whose lock is lost ends with an error.
+    /// streams. A stream ends with an error if its lock is lost.
     pub fn until_body_end(self) -> Self {
         Self { until_body_end: true, ..self }
     }

@@ -75,7 +75,7 @@ impl EtcdLocks {
         Err(unsteady())
     }
 
-    /// Deletes the keys of this owner whose deletion has no answer. It may still be executed, so they are not granted.
+    /// Deletes again the keys of this owner that have no answer to a deletion. It may still be executed, so they are not granted.
     async fn delete_leaving(
         &self,
         request: &AcquireRequest,

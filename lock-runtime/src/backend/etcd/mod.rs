@@ -14,7 +14,7 @@
 //! 1. **A key lives as long as its lease.** There is a lease for each class of ttls, for all locks of the pool. A lock that ends
 //!    earlier is deleted by its process. A renewal is a sign of life for the lease, and a read that a majority confirms: see
 //!    `leases`.
-//! 2. **The owner token is in the name**, so a key whose answer was lost is found again.
+//! 2. **The owner token is in the name**, so a key is found again after a lost answer.
 //! 3. **Requests of one owner run one after another**, each to its answer or to the end of its connection, even if the caller is
 //!    gone. Requests that a former connection has left in flight no longer put keys. So nothing is granted after a release.
 //! 4. **An owner is recorded before its request is sent.** What a dropped call or a lost connection leaves is deleted at its

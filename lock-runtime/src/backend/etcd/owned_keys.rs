@@ -286,7 +286,7 @@ impl OwnedKeys {
         }
     }
 
-    /// What ends with the pool: `leases`, except those whose released keys stay for a while. There, all other keys end.
+    /// What ends with the pool: `leases`, except the leases with released keys that stay for a while. There, all other keys end.
     pub(crate) fn last_wishes(&self, leases: impl Iterator<Item = i64>) -> LastWishes {
         let table = self.table();
         let (mut staying, mut keys) = (HashSet::new(), Vec::new());

@@ -84,7 +84,7 @@ impl MysqlBatch<'_> {
     }
 
     async fn acquire_several(&mut self, pending: PendingRequest<AcquireRequest, AcquireOutcome>) {
-        // A request whose caller is gone is not sent. Earlier requests may have taken longer than the time limit of its caller.
+        // A request without a caller any more is not sent. Earlier requests may have taken longer than the time limit of its caller.
         if pending.1.is_closed() {
             return;
         }

@@ -356,7 +356,7 @@ fn name_of(host: &MysqlHost) -> String {
     format!("{}:{}", host.name, host.port)
 }
 
-/// The failure of a request whose answer does not match this store's statements.
+/// The failure of a request with an answer that does not match this store's statements.
 #[cold]
 pub(crate) fn unexpected() -> BackendError {
     BackendError::new(FailureKind::MaybeApplied, "MySQL has answered in an unexpected form")

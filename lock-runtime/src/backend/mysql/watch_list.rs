@@ -16,7 +16,7 @@ pub(crate) type Place = (Key, Owner);
 #[derive(Debug, Default)]
 pub(crate) struct WatchList {
     queued: HashMap<Place, QueuedOwner>,
-    /// Owners whose entry names a connection that has ended, and when the entry was left. A grant removes the entry.
+    /// Owners with an entry of a connection that has ended, and when the entry was left. A grant removes the entry.
     left: HashMap<Place, Instant>,
     held: HeldGrants,
     /// When grants that are over were last forgotten.

@@ -34,7 +34,7 @@ impl Batch<'_> {
         while let Some(step) = steps.next_step() {
             match step {
                 AcquireStep::Single(requests) => self.acquire_single(requests).await,
-                // A request whose caller is gone is not sent.
+                // A request without a caller any more is not sent.
                 AcquireStep::Several((_, reply)) if reply.is_closed() => {}
                 AcquireStep::Several(pending) => self.acquire_several(pending).await,
             }

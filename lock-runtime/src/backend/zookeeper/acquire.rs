@@ -121,8 +121,8 @@ impl LockNodes {
         self.judge(session, request, &listings, &listed).await
     }
 
-    /// Looks for nodes of `owner` that earlier requests have left. Returns the keys of requests whose answer was lost and that
-    /// have left no node so far.
+    /// Looks for nodes of `owner` that earlier requests have left. Returns the keys of requests with a lost answer
+    /// that have left no node so far.
     async fn find_known(
         &self,
         session: &LiveSession,

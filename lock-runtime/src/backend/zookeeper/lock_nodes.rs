@@ -202,7 +202,7 @@ impl LockNodes {
         if stat.session != session.id() {
             return self.move_node(session, owner, key, &path, fence).await;
         }
-        // A node whose name has the number of a session was moved: others may have queued before.
+        // A node with the number of a session in its name was moved: others may have queued before.
         let node = LockNode {
             path,
             session: session.clone(),

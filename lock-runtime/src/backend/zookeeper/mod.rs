@@ -10,10 +10,10 @@
 //! /locks/order:1/_c_<owner>-lock-0000000009        waits, watches ..07
 //! ```
 //!
-//! 1. **The session is the lease.** A node lives as long as its session. There is a session for each class of ttls, whose timeout
-//!    exceeds those ttls. A lease that ends earlier is deleted by its process. A renewal is a transaction without a change, one
+//! 1. **The session is the lease.** A node lives as long as its session. There is a session for each class of ttls. Its
+//!    timeout exceeds these ttls. A lease that ends earlier is deleted by its process. A renewal is a transaction without a change, one
 //!    for all leases of a session: a majority has to take it.
-//! 2. **The owner token is in the name**, so a node whose answer was lost is found again. Requests of a session are
+//! 2. **The owner token is in the name**, so a node is found again after a lost answer. Requests of a session are
 //!    executed in their order, even after a reconnect: a look after a lost answer tells its outcome.
 //! 3. **A claim is recorded before its request is sent**, and until its node is known to be gone. What a dropped call
 //!    or a lost connection leaves is deleted at the claim's deadline.

@@ -106,7 +106,7 @@ impl LockNodes {
         Ok(is_held)
     }
 
-    /// Deletes `ending`. Returns the granted keys whose nodes were all gone already.
+    /// Deletes `ending`. Returns the granted keys without any node left.
     async fn delete_ending(
         &self,
         session: &LiveSession,

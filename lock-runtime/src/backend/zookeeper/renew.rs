@@ -211,7 +211,7 @@ impl LockNodes {
         LeaseStatus::Held
     }
 
-    /// Renews a lease whose nodes are unknown here, or in a session that is too short for it. The nodes are moved.
+    /// Renews a lease with nodes that are unknown here, or in a session that is too short for it. The nodes are moved.
     async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let turn = self.claims.owners.begin(lease.owner, lease.kept_for()).await;
         let owner = turn.owner();

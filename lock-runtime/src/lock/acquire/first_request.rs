@@ -30,21 +30,19 @@ pub(crate) async fn send_batch(
     time_limit: Duration,
     mut batch: Vec<FirstRequest>,
 ) {
-    let mut permit = admit(&core, &mut batch).await;
+    let mut slot = admit(&core, &mut batch).await;
     if batch.is_empty() {
         return;
     }
     let request = |first: &FirstRequest| AcquireRequest::for_owner(&first.waiter.spec, first.owner);
     let requests: Vec<_> = batch.iter().map(request).collect();
     let sent = core.clock().now();
-    if let Some(permit) = &mut permit {
-        permit.sent(sent);
-    }
+    slot.sent(sent);
     let time_limit = time_limit.min(remaining_wait(&core, &batch, sent));
     let mut answers = core.acquire(&requests, sent, time_limit).await.into_iter();
     drop(in_flight);
-    if let (1.., Some(permit)) = (answers.len(), permit) {
-        permit.answered();
+    if answers.len() > 0 {
+        slot.answered();
     }
     // One reading for all: the clock is read again when a lease is picked up.
     let now = core.clock().now();
@@ -53,11 +51,11 @@ pub(crate) async fn send_batch(
     }
 }
 
-/// Waits until the store has room for `batch`, and rejects the requests whose wait ends before that.
-async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Option<AdmissionSlot> {
+/// Waits until the store has room for `batch`, and rejects the requests if their wait ends before that.
+async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> AdmissionSlot {
     let mut admission = pin!(core.admit(batch.len()));
-    if let Poll::Ready(permit) = poll_once(admission.as_mut()).await {
-        return permit;
+    if let Poll::Ready(slot) = poll_once(admission.as_mut()).await {
+        return slot;
     }
     let ends = |first: &FirstRequest| {
         let policy = &first.waiter.spec.policy;
@@ -71,9 +69,9 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Option<Ad
                 None => pending().await,
             }
         };
-        let permit = tokio::select! {
+        let slot = tokio::select! {
             biased;
-            permit = &mut admission => Some(permit),
+            slot = &mut admission => Some(slot),
             () = over => None,
         };
         batch.retain(|first| !first.waiter.is_cancelled());
@@ -83,11 +81,11 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Option<Ad
             let error = crowded(now.since(first.since));
             on_answer(core, first, now, now, Duration::ZERO, Some(Err(error)));
         }
-        if let Some(permit) = permit {
-            return permit;
+        if let Some(slot) = slot {
+            return slot;
         }
         if batch.is_empty() {
-            return None;
+            return AdmissionSlot::default();
         }
     }
 }
@@ -105,7 +103,7 @@ fn remaining_wait(core: &PoolCore, batch: &[FirstRequest], now: Instant) -> Dura
     batch.iter().map(remaining).max().unwrap_or(Duration::MAX)
 }
 
-/// The error of a request whose wait has ended before the store had room for it.
+/// The error of a request if its wait has ended before the store had room for it.
 #[cold]
 pub(super) fn crowded(waited: Duration) -> BackendError {
     let text = format!("other acquires of this process were ahead of this one for {waited:?}");

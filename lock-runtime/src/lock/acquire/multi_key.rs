@@ -400,9 +400,7 @@ impl MultiKeyTask {
             return StepOutcome::Again(Duration::ZERO);
         };
         let sent = core.clock().now();
-        if let Some(slot) = &mut slot {
-            slot.sent(sent);
-        }
+        slot.sent(sent);
         let is_step = self.stepwise.step().is_some();
         let request = [self.stepwise.next_request(&spec, self.attempts.request(&spec))];
         // One of several keys may be the owner's from now on.
@@ -415,7 +413,7 @@ impl MultiKeyTask {
         let is_first = self.attempts.count == 0;
         let answer_by = deadline.map(|by| if is_first { by.max(sent + limit) } else { by });
         let mut answers = self.in_time(answer_by, core.acquire(&request, sent, limit)).await;
-        if let (1.., Some(slot)) = (answers.len(), slot) {
+        if !answers.is_empty() {
             slot.answered();
         }
         let now = core.clock().now();
@@ -464,10 +462,10 @@ impl MultiKeyTask {
     }
 
     /// Waits until the store has room for a request. `None` if the wait has ended.
-    async fn admit(&mut self) -> Option<Option<AdmissionSlot>> {
+    async fn admit(&mut self) -> Option<AdmissionSlot> {
         // Nothing renews a partial hold meanwhile.
         if self.stepwise.holds_any() {
-            return Some(None);
+            return Some(AdmissionSlot::default());
         }
         let core = self.core.clone();
         let WaitParams { now: since, deadline, .. } = self.params;

@@ -147,13 +147,9 @@ impl AcquireTask {
             let mut slot = self.core.admit(1).await;
             let Some(head) = self.core.queue.head(self.permit.key()) else { break };
             let sent = self.core.clock().now();
-            if let Some(slot) = &mut slot {
-                slot.sent(sent);
-            }
+            slot.sent(sent);
             let requested = self.request(&head, sent).await;
-            if let Some(slot) = slot {
-                slot.answered();
-            }
+            slot.answered();
             match requested {
                 Requested::Granted { fences, contended } => {
                     match self.deliver(&head, sent, fences, contended) {

@@ -475,7 +475,7 @@ async fn a_waiter_is_rejected_at_its_deadline() {
     expiry.abort();
 }
 
-/// The keys whose linger is over now, and whether this check ended it.
+/// The keys with a linger that is over now, and whether this check ended it.
 fn lingered(queues: &WaitQueues<TestWaiter>) -> Vec<(Key, bool)> {
     let mut due = pin!(queues.lingered());
     match due.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -250,7 +250,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
         Ok(())
     }
 
-    /// The request whose last reply is `reply`. `None` if more of its replies are due.
+    /// The request, if `reply` is its last one. `None` if more of its replies are due.
     ///
     /// # Errors
     /// All requests were already answered.

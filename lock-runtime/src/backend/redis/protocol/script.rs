@@ -1,6 +1,7 @@
 //! The Lua scripts, each callable by its hash and by its text.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use once_cell::sync::Lazy;
 use redis::{Cmd, Value};
@@ -102,14 +103,13 @@ pub(crate) async fn run(
         if unknown.is_empty() {
             break;
         }
-        let mut known = Vec::new();
+        let mut known = HashSet::<Vec<u8>>::new();
         let commands = unknown.iter().map(|at| {
             let by_hash = command(*at, By::Hash);
-            let hash = hash_of(&by_hash).map(<[u8]>::to_vec);
-            if once && known.contains(&hash) {
-                return by_hash;
+            match hash_of(&by_hash) {
+                Some(hash) if once && known.contains(hash) => return by_hash,
+                hash => known.extend(hash.map(<[u8]>::to_vec)),
             }
-            known.push(hash);
             command(*at, By::Text)
         });
         let answers = match connection.send_after(path, prelude, commands).await {

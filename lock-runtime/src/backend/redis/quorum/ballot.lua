@@ -115,7 +115,7 @@ if ARGV[1] == 'propose' then
   -- Reply {1} if the locks have the token for the whole ttl; {0, ms until the holder's lease expires or -1 if
   -- unknown, the holder} if another owner holds one; {2, promised number} if that is not below the proposed one;
   -- {3, the node's clock} if the proposed one is too far ahead of it. Without {1} nothing was changed.
-  local again, expires_in, holder, before = own, 0, nil, {}
+  local again, expires_in, holder, before, lease = own, 0, nil, {}, {}
   for i = 1, locks do
     local held = redis.call('GET', KEYS[i])
     if held and not starts_with(held, token) then
@@ -127,6 +127,7 @@ if ARGV[1] == 'propose' then
     again = again and held and starts_with(held, own)
     -- The vote of an earlier round keeps its `before`: its own number belongs to no other owner.
     before[i] = held and before_of(held)
+    lease[i] = held and left_or_ttl(KEYS[i]) or ttl
   end
   if holder then return {0, expires_in, holder} end
   if own and not again then
@@ -145,7 +146,7 @@ if ARGV[1] == 'propose' then
       if apart[i] then redis.call('ZREM', log, ACCEPTED .. KEYS[i]) end
     end
   end
-  for i = 1, locks do redis.call('SET', KEYS[i], value(before[i]), 'PX', left_or_ttl(KEYS[i])) end
+  for i = 1, locks do redis.call('SET', KEYS[i], value(before[i]), 'PX', lease[i]) end
   return {1}
 end
 

@@ -61,6 +61,7 @@ mod url;
 mod vote_count;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::diagnostics::NodeReport;
 use self::election::Election;
@@ -75,6 +76,7 @@ use crate::backend::{
     FailureKind, Finding, Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier,
     ReleaseOutcome, ReleaseRequest, TIME_PER_REQUEST, Warning,
 };
+use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::exec::events;
@@ -140,43 +142,25 @@ impl Backend for Quorum {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        // A node answers a request as a whole. With very many leases in one it would have answered nothing for as long as all of
-        // them take, and with all of them in flight nothing else would be served.
-        const MAX_LEASES: usize = 256;
-        const MAX_REQUESTS: usize = 16;
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
         let for_one = self.0.request_timeout * 3 / 4;
         let for_all = for_one.saturating_add(TIME_PER_REQUEST.saturating_mul(count));
         let until = self.0.clock.now() + for_all.min(shortest / 4);
+        let in_turn = leases.len().div_ceil(MAX_EXTENSIONS).max(MAX_LEASES);
+        let turns = u32::try_from(in_turn.div_ceil(MAX_LEASES)).unwrap_or(u32::MAX);
         // If one lease is not decided in time, the caller gives up the whole batch. So the other leases have less time once
         // one is decided.
-        let requests: Vec<_> = leases.chunks(MAX_LEASES).collect();
-        let turns = u32::try_from(requests.len().div_ceil(MAX_REQUESTS)).unwrap_or(u32::MAX);
-        let others = shortest / 8 / turns.max(1);
-        let in_turn = |first: usize| -> BoxedCall<'_, Vec<_>> {
-            let requests = requests.iter().skip(first).step_by(MAX_REQUESTS);
-            Box::pin(async move {
-                let mut outcomes = Vec::new();
-                for leases in requests {
-                    let left = until.since(self.0.clock.now());
-                    outcomes.push(if left.is_zero() {
-                        leases.iter().map(|_| Err(not_sent_in_time())).collect()
-                    } else {
-                        let limit = left.min(for_one);
-                        self.0.lease_status(leases, BallotOperation::Extend, limit, others).await
-                    });
-                }
-                outcomes
-            })
+        let others = shortest / 8 / turns;
+        let extend = |leases| -> BoxedCall<'_, Vec<_>> {
+            Box::pin(self.extend_in_turn(leases, until, for_one, others))
         };
-        let in_flight = requests.len().min(MAX_REQUESTS);
-        let outcomes = fan_out((0..in_flight).map(in_turn).collect(), None).await;
-        let mut outcomes: Vec<_> =
-            outcomes.into_iter().map(|one| one.unwrap_or_default().into_iter()).collect();
-        // The requests in their order again.
-        let of_request = |at: usize| outcomes[at % MAX_REQUESTS].next().unwrap_or_default();
-        (0..requests.len()).flat_map(of_request).collect()
+        fan_out(leases.chunks(in_turn).map(extend).collect(), None)
+            .await
+            .into_iter()
+            .flatten()
+            .flatten()
+            .collect()
     }
 
     async fn release(
@@ -302,8 +286,37 @@ fn silent_node(error: &BackendError) -> Warning {
     )
 }
 
+/// Leases in one request, of which a node answers all at the same time. With very many it would have answered nothing for as
+/// long as all of them take.
+const MAX_LEASES: usize = 256;
+
+/// Requests of a renewal that are in flight at the same time. With all of them nothing else would be served.
+const MAX_EXTENSIONS: usize = 16;
+
 /// Requests of owners that already have a grant.
 impl Quorum {
+    /// Extends `leases` by one request after the other, each within `limit`, or `others_limit` once one of its leases is
+    /// decided. What has not been sent by `until` fails.
+    async fn extend_in_turn(
+        &self,
+        leases: &[LeaseRef],
+        until: Instant,
+        limit: Duration,
+        others_limit: Duration,
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
+        let mut outcomes = Vec::with_capacity(leases.len());
+        for leases in leases.chunks(MAX_LEASES) {
+            let left = until.since(self.0.clock.now());
+            if left.is_zero() {
+                outcomes.extend(leases.iter().map(|_| Err(not_sent_in_time())));
+                continue;
+            }
+            let (extend, limit) = (BallotOperation::Extend, left.min(limit));
+            outcomes.extend(self.0.lease_status(leases, extend, limit, others_limit).await);
+        }
+        outcomes
+    }
+
     /// Whether the request can be answered by an earlier grant of its owner.
     fn is_granted(&self, claim: &AcquireRequest) -> bool {
         let Some(grant) = self.0.grants.get(&claim.owner) else { return false };
