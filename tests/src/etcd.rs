@@ -288,14 +288,29 @@ impl EtcdServer {
     /// When the member does not say so.
     #[track_caller]
     pub fn messages(&self) -> usize {
+        self.messages_with("")
+    }
+
+    /// How many transactions have come in.
+    ///
+    /// # Panics
+    ///
+    /// Like [`messages`](Self::messages).
+    #[track_caller]
+    pub fn transactions(&self) -> usize {
+        self.messages_with("grpc_method=\"Txn\"")
+    }
+
+    #[track_caller]
+    fn messages_with(&self, label: &str) -> usize {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("it answers");
         let counts = text.lines().filter_map(|line| {
-            let (_, count) =
+            let (labels, count) =
                 line.strip_prefix("grpc_server_msg_received_total{")?.split_once("} ")?;
-            count.parse::<f64>().ok()
+            labels.contains(label).then(|| count.parse::<f64>().ok())?
         });
         counts.sum::<f64>() as usize
     }

@@ -120,6 +120,36 @@ async fn a_thousand_locks_are_released_at_a_shutdown() {
     eventually_async(DEADLINE, "the leases have ended", async || server.leases() == 0).await;
 }
 
+/// A member takes some thousand changes a second. More of them delayed the signs of life of all leases in the cluster, and
+/// other locks were lost.
+#[tokio::test]
+async fn releases_at_the_same_time_travel_together() {
+    const LOCKS: usize = 1_000;
+    let server = EtcdServer::start();
+    let builder = LockPool::builder(server.url()).request_timeout(DEADLINE);
+    let pool = builder.ttl(ms(30_000)).connect().await.unwrap();
+    let mut acquiring = JoinSet::new();
+    for n in 0..LOCKS {
+        acquiring.spawn(pool.lock(format!("order:{n}")).wait(DEADLINE).acquire());
+    }
+    let guards = acquiring.join_all().await;
+    let before = server.transactions();
+    server.pause();
+    let mut releasing = JoinSet::new();
+    for guard in guards {
+        releasing.spawn(guard.unwrap().release());
+    }
+    // Each release has begun when this task is polled again.
+    tokio::task::yield_now().await;
+    server.resume();
+    for released in within(DEADLINE, "the releases", releasing.join_all()).await {
+        released.unwrap();
+    }
+    let sent = server.transactions() - before;
+    assert!(sent < LOCKS / 4, "{sent} transactions");
+    assert_eq!(owners(&server, "/locks"), 0);
+}
+
 /// Keys stay locked for a `min_hold` though the pool is gone, and longer than the ttl.
 #[tokio::test]
 async fn a_min_hold_outlives_its_pool() {

@@ -3,11 +3,14 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use lock_runtime::LockPool;
 use lock_tests::prelude::*;
 use lock_tests::{EtcdServer, FaultProxy, Latency, Worker, eventually_async};
+use tokio::task::JoinSet;
 
 use super::conformance::{until_nothing_is_left, until_queued};
 
@@ -45,6 +48,35 @@ async fn hand_offs_between_pools_take_notifications_and_no_looks() {
     println!("{changes} changes in {took:?}");
     assert!(changes >= EACH / 2, "{changes} changes");
     assert!(took < u32::try_from(changes).unwrap() * ms(200), "{changes} changes took {took:?}");
+}
+
+/// A member serves watches of earlier revisions ten times a second, so a hand-off on a busy one took 50 ms longer than on an
+/// idle one.
+#[tokio::test]
+async fn a_hand_off_on_a_busy_member_takes_as_long_as_a_few_other_locks() {
+    const EACH: usize = 40;
+    const BUSY: usize = 8;
+    let server = EtcdServer::start();
+    let pool = patient(server.url(), ms(20_000)).await;
+    let cycles = Arc::new(AtomicUsize::new(0));
+    let mut others = JoinSet::new();
+    for n in 0..BUSY {
+        let (pool, cycles) = (pool.clone(), cycles.clone());
+        others.spawn(async move {
+            loop {
+                cycle(&pool, &format!("other:{n}")).await;
+                cycles.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    let pools = [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
+    let (began, before) = (Instant::now(), cycles.load(Ordering::Relaxed));
+    let changes = alternate(pools, "order:1", EACH).await;
+    let took = began.elapsed();
+    let in_turn = (cycles.load(Ordering::Relaxed) - before) / BUSY;
+    println!("{changes} changes in {took:?}, in the time of {in_turn} other locks");
+    assert!(changes >= EACH / 2, "{changes} changes");
+    assert!(in_turn < 6 * changes, "{changes} changes took the time of {in_turn} other locks");
 }
 
 #[tokio::test]
@@ -127,7 +159,7 @@ async fn several_tasks_and_keys_share_a_lease() {
     let (server, root) = EtcdServer::shared();
     let url = server.url_of(&root);
     let [one, other] = [patient(&url, ms(20_000)).await, patient(&url, ms(20_000)).await];
-    let mut tasks = tokio::task::JoinSet::new();
+    let mut tasks = JoinSet::new();
     for n in 0..100 {
         let pool = if n % 2 == 0 { one.clone() } else { other.clone() };
         tasks.spawn(async move {
@@ -173,12 +205,12 @@ async fn a_holder_is_told_of_waiters_of_other_processes() {
     let builder = LockPool::builder(&url).ttl(ms(20_000)).wait(lock_runtime::Wait::Forever);
     let pool = builder.connect().await.unwrap();
     let other = patient(&url, ms(20_000)).await;
-    let mut tasks = tokio::task::JoinSet::new();
-    let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut tasks = JoinSet::new();
+    let over = Arc::new(AtomicBool::new(false));
     for _ in 0..4 {
         let (pool, over) = (pool.clone(), over.clone());
         tasks.spawn(async move {
-            while !over.load(std::sync::atomic::Ordering::SeqCst) {
+            while !over.load(Ordering::SeqCst) {
                 let guard = pool.lock("order:1").acquire().await.unwrap();
                 tokio::time::sleep(ms(2)).await;
                 guard.release().await.unwrap();
@@ -193,6 +225,6 @@ async fn a_holder_is_told_of_waiters_of_other_processes() {
             .await
             .unwrap();
     }
-    over.store(true, std::sync::atomic::Ordering::SeqCst);
+    over.store(true, Ordering::SeqCst);
     within(DEADLINE, "all tasks", tasks.join_all()).await;
 }

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
+use crate::backend::etcd::combined::{CombiningQueue, TransactionBatch};
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient};
 use crate::backend::etcd::protocol::transaction::{Transaction, TransactionAnswer};
 use crate::backend::etcd::server_error::{
-    CallStatus, connection_lost, is_without_space, login_wanted, malformed,
+    CallStatus, connection_lost, is_without_space, login_wanted, malformed, unanswered,
 };
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
@@ -27,6 +28,7 @@ pub(crate) struct Member {
     login: MemberLogin,
     clock: Clock,
     calls: Mutex<CallLog>,
+    deletions: CombiningQueue,
     ended: watch::Sender<Option<BackendError>>,
 }
 
@@ -106,7 +108,8 @@ impl Member {
         clock: Clock,
     ) -> Arc<Self> {
         let (ended, _) = watch::channel(None);
-        Arc::new(Self { number, name, grpc, login, clock, calls: Mutex::default(), ended })
+        let (calls, deletions) = (Mutex::default(), CombiningQueue::default());
+        Arc::new(Self { number, name, grpc, login, clock, calls, deletions, ended })
     }
 
     /// Ends the connection. The first reason counts.
@@ -214,6 +217,33 @@ impl Member {
                 Err(TransactionFailure::WithoutLease)
             }
             Err(failure) => Err(TransactionFailure::Other(self.failed(failure))),
+        }
+    }
+
+    /// Like [`transact`](Self::transact), for a transaction that only reads and deletes. It is sent even if the caller is gone.
+    pub(crate) async fn delete(
+        self: &Arc<Self>,
+        deletion: Transaction,
+    ) -> Result<TransactionAnswer, BackendError> {
+        let (reply, answer) = oneshot::channel();
+        if let Some(batch) = self.deletions.push(deletion, reply) {
+            tokio::spawn(self.clone().send_deletions(batch));
+        }
+        answer.await.unwrap_or_else(|_| Err(unanswered()))
+    }
+
+    async fn send_deletions(self: Arc<Self>, mut batch: TransactionBatch) {
+        loop {
+            let deletions = batch.transaction();
+            let reason = self.ended.borrow().clone();
+            batch.answer(match reason {
+                Some(error) => Err(error.before_sending()),
+                None => self.transact(&deletions).await.map_err(BackendError::from),
+            });
+            match self.deletions.next() {
+                Some(next) => batch = next,
+                None => return,
+            }
         }
     }
 }

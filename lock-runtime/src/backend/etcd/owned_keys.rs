@@ -29,10 +29,12 @@ pub(crate) struct OwnedKeys {
     missed: mpsc::UnboundedSender<MissedChanges>,
 }
 
-/// A held key, with a watch that has ended without all changes.
-pub(crate) struct MissedChanges {
-    pub(crate) owner: Owner,
-    pub(crate) key: Key,
+/// A key around which a watch may have missed changes.
+pub(crate) enum MissedChanges {
+    /// A held key. The watch has ended.
+    OfHeld { owner: Owner, key: Key },
+    /// The predecessor of a queued key, which was made by the revision `created`. The watch goes on.
+    OfPredecessor { watch: i64, predecessor: Arc<[u8]>, created: i64 },
 }
 
 /// What an owner has for each of its locks.
@@ -209,6 +211,11 @@ impl OwnedKeys {
         true
     }
 
+    /// The key that this watch is for is gone.
+    pub(crate) fn predecessor_gone(&self, watch: i64) {
+        self.keys_changed(watch, &[]);
+    }
+
     pub(crate) fn remove(&self, owner: &Owner, key: &Key) {
         if let Some(watch) = self.table().remove(owner, key) {
             self.watches.cancel(watch);
@@ -341,6 +348,18 @@ impl WatchSink for OwnedKeys {
         }
     }
 
+    fn began_late(&self, watch: i64) {
+        let mut table = self.table();
+        let Some(of) = table.index.by_watch.get(&watch) else { return };
+        let (owner, key, predecessor) = (of.owner, of.key.clone(), of.predecessor.clone());
+        let Some(KeyState::Known(known)) = table.key(&owner, &key) else { return };
+        let created = known.created;
+        drop(table);
+        if let Some(predecessor) = predecessor {
+            let _ = self.missed.send(MissedChanges::OfPredecessor { watch, predecessor, created });
+        }
+    }
+
     fn watch_ended(&self, watch: i64) {
         let mut table = self.table();
         let Some(of) = table.index.by_watch.remove(&watch) else { return };
@@ -352,7 +371,7 @@ impl WatchSink for OwnedKeys {
         match place {
             // The owner looks again, and its predecessor is watched again after that.
             KeyPlace::Queued => self.events.head_of_queue(key.as_str(), owner, Duration::ZERO),
-            KeyPlace::Granted => drop(self.missed.send(MissedChanges { owner, key })),
+            KeyPlace::Granted => drop(self.missed.send(MissedChanges::OfHeld { owner, key })),
             KeyPlace::New | KeyPlace::Leaving => {}
         }
     }

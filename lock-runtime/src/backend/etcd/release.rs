@@ -118,7 +118,7 @@ impl EtcdLocks {
                     }
                 }
             };
-            let (answer, _) = self.transact(member, &deleting).await.map_err(BackendError::from)?;
+            let answer = member.delete(deleting).await?;
             if creations.is_some() && answer.is_met {
                 let mut is_held = true;
                 for (at, lock) in locks.iter().enumerate() {

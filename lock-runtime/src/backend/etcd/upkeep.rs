@@ -11,8 +11,10 @@ use tokio::time::sleep;
 use crate::backend::etcd::locks::EtcdLocks;
 use crate::backend::etcd::owned_key::OwnerKey;
 use crate::backend::etcd::owned_keys::MissedChanges;
+use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
 use crate::backend::etcd::release::DELETE_AGAIN;
 use crate::backend::{BackendError, Owner};
+use crate::base::key::Key;
 
 /// When a look without an answer is repeated.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -59,17 +61,33 @@ pub(crate) async fn run(
 }
 
 impl EtcdLocks {
-    /// Looks whether a held key is still held, and whether other owners wait. The look is repeated until there is an answer.
     async fn look_again(&self, missed: MissedChanges) {
-        while self.read_missed(&missed).await.is_err() {
-            sleep(LOOK_AGAIN).await;
+        match missed {
+            MissedChanges::OfHeld { owner, key } => {
+                while self.look_around_held(&owner, &key).await.is_err() {
+                    sleep(LOOK_AGAIN).await;
+                }
+            }
+            MissedChanges::OfPredecessor { watch, predecessor, created } => {
+                // The watch of the next connection begins earlier, and a waiter looks again after a while.
+                if let Ok(false) = self.is_there(&predecessor, created).await {
+                    self.keys.predecessor_gone(watch);
+                }
+            }
         }
     }
 
-    async fn read_missed(
-        &self,
-        MissedChanges { owner, key }: &MissedChanges,
-    ) -> Result<(), BackendError> {
+    /// Whether the member that serves the pool has this key, made by a revision before `created`. After the creation of a watch, it
+    /// has all changes that the watch does not report.
+    async fn is_there(&self, name: &[u8], created: i64) -> Result<bool, BackendError> {
+        let member = self.link.member().await?;
+        let read = Transaction::of(vec![KeyOperation::GetHere { key: name.to_vec() }]);
+        let answer = member.transact(&read).await?;
+        Ok(answer.found(0)?.iter().any(|found| found.created < created))
+    }
+
+    /// Looks whether a held key is still held, and whether other owners wait.
+    async fn look_around_held(&self, owner: &Owner, key: &Key) -> Result<(), BackendError> {
         if self.keys.known(owner, key).is_none() {
             return Ok(());
         }

@@ -1,4 +1,7 @@
 //! All watches of a pool, on one stream. After a reconnect, each continues from the revision that it had reached.
+//!
+//! A member reports changes as they happen to a watch that knows all earlier ones, and to others ten times a second. So the watch
+//! of a waiter begins with its creation, and a look finds what has changed before.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +19,8 @@ use crate::backend::etcd::server_error::CallStatus;
 /// Receives what watches see. Methods never block.
 pub(crate) trait WatchSink: Send + Sync {
     fn keys_changed(&self, watch: i64, events: &[KeyEvent]);
+    /// The watch has begun, and there may have been changes between the revision that was asked for and its creation.
+    fn began_late(&self, watch: i64);
     /// The watch has ended without all changes: the server no longer knows them, or refuses to report them.
     fn watch_ended(&self, watch: i64);
 }
@@ -63,10 +68,12 @@ impl WatchInbox {
     }
 }
 
-/// A watch, and the first revision that it has not seen.
 struct KeyWatch {
     keys: WatchedKeys,
+    /// The first revision that it has not seen.
     revision: i64,
+    /// Whether it begins with its creation, which has no answer yet.
+    begins_late: bool,
 }
 
 struct WatchTask {
@@ -93,7 +100,8 @@ impl WatchTask {
             Ok(stream) => stream,
             Err(failure) => return failure,
         };
-        for (id, watch) in &self.watches {
+        for (id, watch) in &mut self.watches {
+            watch.begins_late = false;
             if let Err(failure) = sender.send(&watch::create(*id, &watch.keys, watch.revision)) {
                 return failure;
             }
@@ -134,8 +142,9 @@ impl WatchTask {
     ) -> Result<(), CallFailure> {
         match command {
             WatchCommand::Create { id, keys, revision } => {
-                let message = watch::create(id, &keys, revision);
-                self.watches.insert(id, KeyWatch { keys, revision });
+                let begins_late = matches!(keys, WatchedKeys::Deletion { .. });
+                let message = watch::create(id, &keys, if begins_late { 0 } else { revision });
+                self.watches.insert(id, KeyWatch { keys, revision, begins_late });
                 sender.send(&message)
             }
             WatchCommand::Cancel { id } => match self.watches.remove(&id) {
@@ -146,7 +155,16 @@ impl WatchTask {
     }
 
     fn on_message(&mut self, message: WatchMessage) -> Result<(), CallFailure> {
-        let WatchMessage { id, is_cancelled, compacted, reason, events } = message;
+        let WatchMessage { id, origin, is_created, is_cancelled, compacted, reason, events } =
+            message;
+        if is_created
+            && !is_cancelled
+            && let Some(watch) = self.watches.get_mut(&id)
+            && std::mem::take(&mut watch.begins_late)
+            && origin.revision >= watch.revision
+        {
+            self.sink.began_late(id);
+        }
         if !events.is_empty()
             && let Some(watch) = self.watches.get_mut(&id)
         {

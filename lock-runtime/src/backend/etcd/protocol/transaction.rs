@@ -20,6 +20,10 @@ pub(crate) enum KeyOperation {
     Get {
         key: Vec<u8>,
     },
+    /// As the member has it, which may be behind the others. A transaction of only these is not confirmed by a majority.
+    GetHere {
+        key: Vec<u8>,
+    },
     Find(KeySearch),
     Put {
         key: Vec<u8>,
@@ -34,6 +38,8 @@ pub(crate) enum KeyOperation {
     Delete {
         key: Vec<u8>,
     },
+    /// A transaction with conditions of its own.
+    Nested(Transaction),
 }
 
 /// A search for keys by the revisions that have made them.
@@ -57,7 +63,7 @@ pub(crate) enum SearchOrder {
 }
 
 /// Steps under conditions. Without a change it is a read that a majority confirms.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Transaction {
     pub(crate) conditions: Vec<KeyCondition>,
     /// Executed if all conditions are met.
@@ -73,6 +79,11 @@ impl Transaction {
 
     pub(crate) fn encoded(&self) -> Vec<u8> {
         let mut writer = MessageWriter::default();
+        self.write(&mut writer);
+        writer.into_bytes()
+    }
+
+    fn write(&self, writer: &mut MessageWriter) {
         for condition in &self.conditions {
             writer.message(1, |inner| condition.write(inner));
         }
@@ -81,7 +92,6 @@ impl Transaction {
                 writer.message(field, |inner| operation.write(inner));
             }
         }
-        writer.into_bytes()
     }
 }
 
@@ -115,6 +125,11 @@ impl KeyOperation {
     fn write(&self, writer: &mut MessageWriter) {
         match self {
             Self::Get { key } => writer.message(1, |get| get.bytes(1, key)),
+            Self::GetHere { key } => writer.message(1, |get| {
+                const SERIALIZABLE: u64 = 7;
+                get.bytes(1, key);
+                get.int(SERIALIZABLE, 1);
+            }),
             Self::Find(search) => writer.message(1, |find| search.write(find)),
             Self::Put { key, value, lease } => writer.message(2, |put| {
                 put.bytes(1, key);
@@ -128,6 +143,7 @@ impl KeyOperation {
                 put.int(KEEPS_VALUE, 1);
             }),
             Self::Delete { key } => writer.message(3, |delete| delete.bytes(1, key)),
+            Self::Nested(transaction) => writer.message(4, |inner| transaction.write(inner)),
         }
     }
 }
@@ -155,7 +171,7 @@ impl KeySearch {
 }
 
 /// The answer to a [`Transaction`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TransactionAnswer {
     pub(crate) origin: AnswerOrigin,
     /// Whether the conditions were met.
@@ -174,27 +190,35 @@ pub(crate) enum OperationResult {
     },
     Put,
     Deleted(i64),
+    Nested(TransactionAnswer),
 }
 
 impl OperationResult {
     pub(crate) fn found(&self) -> Result<&[KeyValue], MalformedMessage> {
         match self {
             Self::Found { keys, .. } => Ok(keys),
-            Self::Put | Self::Deleted(_) => Err(MalformedMessage),
+            Self::Put | Self::Deleted(_) | Self::Nested(_) => Err(MalformedMessage),
         }
     }
 
     pub(crate) const fn count(&self) -> Result<i64, MalformedMessage> {
         match self {
             Self::Found { count, .. } => Ok(*count),
-            Self::Put | Self::Deleted(_) => Err(MalformedMessage),
+            Self::Put | Self::Deleted(_) | Self::Nested(_) => Err(MalformedMessage),
         }
     }
 
     pub(crate) const fn deleted(&self) -> Result<i64, MalformedMessage> {
         match self {
             Self::Deleted(count) => Ok(*count),
-            Self::Put | Self::Found { .. } => Err(MalformedMessage),
+            Self::Put | Self::Found { .. } | Self::Nested(_) => Err(MalformedMessage),
+        }
+    }
+
+    pub(crate) fn into_nested(self) -> Result<TransactionAnswer, MalformedMessage> {
+        match self {
+            Self::Nested(answer) => Ok(answer),
+            Self::Put | Self::Found { .. } | Self::Deleted(_) => Err(MalformedMessage),
         }
     }
 
@@ -226,6 +250,7 @@ impl OperationResult {
                     })?;
                     Some(Self::Deleted(count))
                 }
+                4 => Some(Self::Nested(TransactionAnswer::read(body)?)),
                 _ => None,
             };
             Ok(())

@@ -1,6 +1,6 @@
 //! Watches: changes of keys as they happen.
 
-use crate::backend::etcd::protocol::key_value::KeyValue;
+use crate::backend::etcd::protocol::key_value::{AnswerOrigin, KeyValue};
 use crate::backend::etcd::protocol::protobuf::{MalformedMessage, MessageWriter, each_field};
 
 /// The keys that are watched.
@@ -12,7 +12,7 @@ pub(crate) enum WatchedKeys {
     Range { from: Vec<u8>, to: Vec<u8> },
 }
 
-/// A request for all changes since `revision`.
+/// A request for all changes from `revision` on. Zero: from the creation of the watch on.
 pub(crate) fn create(id: i64, keys: &WatchedKeys, revision: i64) -> Vec<u8> {
     const NO_PUT: u8 = 0;
     let mut writer = MessageWriter::default();
@@ -66,6 +66,9 @@ impl KeyEvent {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WatchMessage {
     pub(crate) id: i64,
+    pub(crate) origin: AnswerOrigin,
+    /// The watch begins after the revision of `origin`, or with the one that was asked for.
+    pub(crate) is_created: bool,
     /// The server has ended the watch.
     pub(crate) is_cancelled: bool,
     /// The first revision that the server still knows, if the watch was for an earlier one.
@@ -79,7 +82,9 @@ impl WatchMessage {
         let mut read = Self::default();
         each_field(message, |field, value| {
             match field {
+                1 => read.origin = AnswerOrigin::read(value.bytes()?)?,
                 2 => read.id = value.int()?,
+                3 => read.is_created = value.flag()?,
                 4 => read.is_cancelled = value.flag()?,
                 5 => read.compacted = value.int()?,
                 6 => read.reason = value.text()?,
