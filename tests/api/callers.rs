@@ -1,6 +1,7 @@
 //! The task, thread and runtime of a caller do not disturb a lock, although requests begin there.
 
-use std::future::pending;
+use std::cell::RefCell;
+use std::future::{Future, pending};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -190,4 +191,35 @@ async fn a_try_right_behind_a_refused_one_asks_the_store() {
         assert!(asked, "refused without a request");
         guard.release().await.unwrap();
     }
+}
+
+#[test]
+fn a_destructor_at_the_end_of_a_thread_may_lock() {
+    struct LocksOnDrop(Option<LockPool>);
+    impl Drop for LocksOnDrop {
+        fn drop(&mut self) {
+            let Some(pool) = self.0.take() else { return };
+            let mut cx = Context::from_waker(Waker::noop());
+            // In memory, a lock needs no second poll.
+            assert!(pin!(pool.lock("order:1").run(async {})).poll(&mut cx).is_ready());
+            assert!(pin!(pool.lock("order:1").acquire()).poll(&mut cx).is_ready());
+        }
+    }
+    thread_local! {
+        static AT_END: RefCell<LocksOnDrop> = const { RefCell::new(LocksOnDrop(None)) };
+    }
+    let runtime = multi_thread();
+    let pool = runtime.block_on(LockPool::connect("memory://")).unwrap();
+    let locks = pool.clone();
+    // A panic in such a destructor aborts the process.
+    thread::spawn(move || {
+        // Destructors run in reverse order of the first accesses.
+        AT_END.with(|_| {});
+        let held = runtime.block_on(locks.lock("order:2").acquire()).unwrap();
+        drop(held);
+        AT_END.with_borrow_mut(|at_end| at_end.0 = Some(locks));
+    })
+    .join()
+    .unwrap();
+    assert!(current_thread().block_on(pool.lock("order:1").try_acquire()).unwrap().is_some());
 }

@@ -40,4 +40,5 @@ mod postgres;
 mod queued_owners;
 mod renewals;
 mod several_keys;
+mod slow_links;
 mod zookeeper;

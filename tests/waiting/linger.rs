@@ -9,6 +9,7 @@ use lock_runtime::testing::{Fault, FaultPlan, Operation};
 use lock_runtime::{ErrorKind, LockError, LockPool, LockRequest, Wait, distributed_lock};
 use lock_tests::poll::drop_at_every_poll;
 use lock_tests::prelude::*;
+use lock_tests::runtimes::current_thread;
 use lock_tests::{Monitor, RedisServer, eventually_async};
 use tokio::task::JoinSet;
 
@@ -325,4 +326,20 @@ async fn locks_that_linger_exclude_all_others() {
         assert_eq!(pool.shutdown(ms(1_000)).await.abandoned, 0);
     }
     until_nothing_is_left(&server).await;
+}
+
+/// A pool in memory keeps its store, in which the lock of the lost pool would still be held.
+#[test]
+fn a_pool_with_a_lock_that_lingers_ends_with_its_runtime() {
+    let connect = || LockPool::builder("memory://ends-with-its-runtime").on_current_runtime();
+    let runtime = current_thread();
+    runtime.block_on(async {
+        let pool = connect().connect().await.unwrap();
+        lingering(&pool, LONG).run(async {}).await.unwrap();
+    });
+    drop(runtime);
+    current_thread().block_on(async {
+        let next = connect().connect().await.unwrap();
+        assert!(is_free(&next).await);
+    });
 }

@@ -707,6 +707,25 @@ mod contention_marks {
         until_nothing_is_left(&server).await;
     }
 
+    /// A min_hold ends with a ttl, of which a server tells nothing. An owner with a queue claim as its first request does not
+    /// know of it either.
+    #[tokio::test]
+    async fn a_release_before_the_end_of_min_hold_tells_the_next_owner_when_it_ends() {
+        let server = RedisServer::start();
+        let [ours, theirs] = pools(&server).await;
+        let guard = ours.lock(KEY).min_hold(ms(1_000)).acquire().await.unwrap();
+        let next = acquire_in_task(&theirs, KEY);
+        until_queued(&server, KEY, 1).await;
+        let monitor = Monitor::start(&server);
+        release(guard).await;
+        let text = |ran: &Ran| ran.args.iter().find(|arg| arg.starts_with("called:")).cloned();
+        let called = monitor.settled().iter().find_map(text).expect("a message");
+        let in_ms: u64 = called.split(':').nth(1).unwrap().parse().unwrap();
+        assert!((1..=1_000).contains(&in_ms), "{called}");
+        release(joined("after min_hold", next).await.1).await;
+        until_nothing_is_left(&server).await;
+    }
+
     #[tokio::test]
     async fn a_renewal_keeps_the_contention_mark() {
         let server = RedisServer::start();

@@ -40,14 +40,18 @@ pub(crate) fn enter<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
 
     impl Drop for Leave {
         fn drop(&mut self) {
-            let left = AROUND.with_borrow_mut(Vec::pop);
-            drop(left);
+            drop(with_around(Vec::pop));
         }
     }
 
-    AROUND.with_borrow_mut(|around| around.push(HeldAround::new(guard)));
+    with_around(|around| around.push(HeldAround::new(guard)));
     let _leave = Leave;
     poll()
+}
+
+/// `None` at the end of a thread, where destructors of thread-local values may still lock.
+fn with_around<R>(access: impl FnOnce(&mut Vec<HeldAround>) -> R) -> Option<R> {
+    AROUND.try_with(|around| access(&mut around.borrow_mut())).ok()
 }
 
 /// The innermost lock of this task, in this pool, that has one of `keys`.
@@ -58,12 +62,12 @@ pub(crate) fn find_held(core: &Arc<PoolCore>, keys: &[Key]) -> Option<LockGuard>
             && guard.keys().iter().any(|key| keys.contains(key))
             && hold.is_of_this_task()
     };
-    AROUND.with_borrow(|around| around.iter().rev().find(holds).map(|hold| hold.guard.borrowed()))
+    with_around(|around| around.iter().rev().find(holds).map(|hold| hold.guard.borrowed()))?
 }
 
 /// The locks of this task in all pools, innermost last.
 pub(crate) fn held_by_task() -> Vec<(Arc<PoolCore>, Arc<Lease>)> {
-    AROUND.with_borrow(|around| {
+    let held = with_around(|around| {
         let mut held = Vec::<(Arc<PoolCore>, Arc<Lease>)>::new();
         for HeldAround { guard, .. } in around.iter().filter(|hold| hold.is_of_this_task()) {
             // A call that passed through has the lease of an outer call.
@@ -72,12 +76,13 @@ pub(crate) fn held_by_task() -> Vec<(Arc<PoolCore>, Arc<Lease>)> {
             }
         }
         held
-    })
+    });
+    held.unwrap_or_default()
 }
 
 /// Whether the body that holds `lease` polls the running code.
 pub(crate) fn is_polled_within(lease: &Arc<Lease>) -> bool {
     let holds =
         |hold: &HeldAround| Arc::ptr_eq(hold.guard.lease(), lease) && hold.is_of_this_task();
-    AROUND.with_borrow(|around| around.iter().rev().any(holds))
+    with_around(|around| around.iter().rev().any(holds)).unwrap_or(false)
 }

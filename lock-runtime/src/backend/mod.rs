@@ -423,6 +423,9 @@ pub struct Capabilities {
     /// A late answer is of no use, so the pool limits the acquires in flight to as many as are answered promptly.
     /// Further acquires wait in the process, in FIFO order. `false` by default.
     pub paced: bool,
+    /// How many acquires may be in flight in any case, at a store that is `paced`. One that sends and answers them in batches needs
+    /// twice as many as fit into a batch: the next batch fills while one is answered. 128 by default, which is the least.
+    pub least_in_flight: usize,
     /// A renewal restores a lock that the store has lost. So it may restore a lock that was released before the renewal
     /// arrives. The pool then repeats the release of a lease with an unanswered renewal. `false` by default.
     pub renewal_restores: bool,
@@ -436,6 +439,7 @@ impl Default for Capabilities {
             wait_queue: false,
             local_handoff: true,
             paced: false,
+            least_in_flight: 128,
             renewal_restores: false,
         }
     }

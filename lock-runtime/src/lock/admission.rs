@@ -27,6 +27,8 @@ pub(crate) struct Admission {
 struct Size {
     /// How many acquires may be in flight.
     requests: usize,
+    /// The size does not become smaller than this.
+    least: usize,
     /// How many more are in flight, after it shrank.
     debt: usize,
     /// About the shortest time of an answer.
@@ -46,16 +48,18 @@ pub(crate) struct AdmissionSlot {
 }
 
 impl Admission {
-    /// The maximum number of acquires in one call, so that every call finds room.
+    /// The maximum number of acquires in one call. There is room for at least as many, so that every call finds it.
     pub(crate) const LEAST: usize = 128;
     const FIRST: usize = 256;
     const MOST: usize = 4096;
 
-    /// `request_timeout` is the time limit of a request.
-    pub(crate) fn new(clock: Clock, request_timeout: Duration) -> Arc<Self> {
-        let size = Size { requests: Self::FIRST, debt: 0, shortest: None, shrunk_at: None };
+    /// Room for at least `least` acquires. `request_timeout` is the time limit of a request.
+    pub(crate) fn new(clock: Clock, request_timeout: Duration, least: usize) -> Arc<Self> {
+        let least = least.clamp(Self::LEAST, Self::MOST);
+        let requests = Self::FIRST.max(least);
+        let size = Size { requests, least, debt: 0, shortest: None, shrunk_at: None };
         Arc::new(Self {
-            room: Arc::new(Semaphore::new(Self::FIRST)),
+            room: Arc::new(Semaphore::new(requests)),
             size: Mutex::new(size),
             clock,
             slack: request_timeout / 16,
@@ -121,7 +125,7 @@ impl Size {
         }
         // Once for all calls in flight.
         if self.shrunk_at.is_none_or(|shrunk_at| sent >= shrunk_at) {
-            let requests = (self.requests - self.requests / 4).max(Admission::LEAST);
+            let requests = (self.requests - self.requests / 4).max(self.least);
             self.debt += self.requests - requests;
             self.requests = requests;
             self.shrunk_at = Some(now);
@@ -174,7 +178,7 @@ mod tests {
     }
 
     fn admission() -> Arc<Admission> {
-        Admission::new(Clock::runtime(), Duration::from_secs(1))
+        Admission::new(Clock::runtime(), Duration::from_secs(1), 0)
     }
 
     async fn send(admission: &Arc<Admission>, requests: usize) -> AdmissionSlot {

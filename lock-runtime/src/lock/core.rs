@@ -162,7 +162,9 @@ impl PoolCore {
                 grace_end: watch::Sender::default(),
                 metrics,
                 queue_full: Throttle::default(),
-                admission: capabilities.paced.then(|| Admission::new(clock, request_timeout)),
+                admission: capabilities
+                    .paced
+                    .then(|| Admission::new(clock, request_timeout, capabilities.least_in_flight)),
                 tasks,
                 config,
             }

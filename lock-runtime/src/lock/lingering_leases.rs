@@ -48,19 +48,36 @@ impl LingeringLeases {
     }
 
     /// Calls `release` with each lease at the end of its linger, or if it was lost meanwhile. Runs on the driver for the life
-    /// of the pool.
-    pub(super) async fn expire(
+    /// of the pool. If its runtime ends before, the leases end with their ttl, and the pool does not stay in memory for them.
+    pub(super) fn expire(
         self: Arc<Self>,
         queue: Arc<WaitQueues<LockWaiter>>,
         release: impl Fn(&Arc<Lease>) + Send,
-    ) {
-        loop {
-            for (key, is_over) in queue.lingered().await {
-                let lease = if is_over { self.take(&key) } else { self.take_lost(&key) };
-                if let Some(lease) = lease {
-                    release(&lease);
+    ) -> impl Future<Output = ()> + Send {
+        // Also if the runtime ends before it has polled this.
+        let lingering = DropPermitsOnDrop(self);
+        async move {
+            let lingering = &lingering.0;
+            loop {
+                for (key, is_over) in queue.lingered().await {
+                    let lease =
+                        if is_over { lingering.take(&key) } else { lingering.take_lost(&key) };
+                    if let Some(lease) = lease {
+                        release(&lease);
+                    }
                 }
             }
+        }
+    }
+}
+
+/// The permit of a lease keeps its pool.
+struct DropPermitsOnDrop(Arc<LingeringLeases>);
+
+impl Drop for DropPermitsOnDrop {
+    fn drop(&mut self) {
+        for lease in self.0.take_all() {
+            drop(lease.take_permit());
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::base::jitter;
 use crate::base::key::Key;
 
 /// How many requests for free keys one statement serves.
-const ACQUIRED_TOGETHER: usize = 256;
+const ACQUIRED_TOGETHER: usize = 1_024;
 
 /// How many owners one transaction queues. Their rows are locked until its flush.
 const QUEUED_TOGETHER: usize = 32;

@@ -12,19 +12,14 @@ use crate::backend::backoff::Backoff;
 use crate::backend::mysql::batch::{MysqlBatch, script_limit};
 use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
+use crate::backend::mysql::renew::RENEWALS;
 use crate::backend::mysql::session::{MysqlSession, MysqlSessionIdentity};
 use crate::backend::mysql::sweep::RowSweep;
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
 use crate::backend::sql::locked_rows::LockedRows;
-use crate::backend::sql::sender::{JobSender, Purpose};
+use crate::backend::sql::sender::{CLAIMS, JobSender, Purpose};
 use crate::base::clock::Instant;
-
-/// The most requests of one batch of acquires and releases.
-const CLAIMS: usize = 256;
-
-/// The most requests of one batch of renewals.
-const RENEWALS: usize = 1_024;
 
 /// Between two checks of a connection and of its server.
 const CHECK_EVERY: Duration = Duration::from_secs(5);

@@ -7,6 +7,11 @@ pub(crate) const SHORTEST_PACKET: usize = 1_024;
 /// list.
 pub(crate) const BYTES_IN_LISTS: usize = 4 << 10;
 
+/// Like [`BYTES_IN_LISTS`], for keys of at most `longest` bytes.
+pub(crate) const fn bytes_in_lists(longest: usize) -> usize {
+    8 * longest + 256
+}
+
 /// The most bytes that a transition of one key takes: its statements name the key up to sixteen times.
 pub(crate) const BYTES_OF_TRANSITION: usize = 24 << 10;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::backend::mysql::batch::MysqlBatch;
-use crate::backend::mysql::packet::{BYTES_IN_LISTS, by_count_of_keys};
+use crate::backend::mysql::packet::{by_count_of_keys, bytes_in_lists};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::LONG_TRANSACTIONS;
 use crate::backend::sql::job::{Reads, Renewals, answer};
@@ -17,8 +17,9 @@ use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
-/// How many keys one statement renews. It locks their rows until its flush.
-const TOGETHER: usize = 1_024;
+/// How many leases are renewed together, with as many keys in one statement, which locks their rows until its flush. Over a slow
+/// link, two round trips renew as many.
+pub(super) const RENEWALS: usize = 5_120;
 
 /// A lease by its owner and keys.
 type RenewedLease = (Owner, Arc<[Key]>);
@@ -33,7 +34,9 @@ struct Renewed {
 
 impl MysqlBatch<'_> {
     pub(super) async fn renew(&mut self, renewals: Renewals) {
-        let together = self.session.parts(TOGETHER, BYTES_IN_LISTS);
+        let keys = renewals.iter().flat_map(|(lease, _)| lease.keys.iter());
+        let longest = keys.map(|key| key.as_str().len()).max().unwrap_or_default();
+        let together = self.session.parts(RENEWALS, bytes_in_lists(longest));
         // One time limit for all parts: the callers wait for the last part.
         let deadline = self.now() + self.state.connector.limits.request / 4;
         for renewals in by_count_of_keys(renewals, |(lease, _)| lease.keys.len(), together) {

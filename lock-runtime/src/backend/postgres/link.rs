@@ -17,12 +17,9 @@ use crate::backend::postgres::sweep::Sweep;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
-use crate::backend::sql::sender::{JobSender, Purpose};
+use crate::backend::sql::sender::{CLAIMS, JobSender, Purpose};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
-
-/// The most requests of one batch of acquires and releases.
-const CLAIMS: usize = 256;
 
 /// How long the connection for upkeep is idle before it is checked.
 const IDLE_CHECK: Duration = Duration::from_secs(5);

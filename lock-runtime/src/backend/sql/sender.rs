@@ -7,6 +7,9 @@ use tokio::task::AbortHandle;
 use crate::backend::BackendError;
 use crate::backend::sql::job::{Reply, StoreJob, closed, no_answer};
 
+/// The most requests of one batch of acquires and releases. Over a slow link, a connection serves as many in each round trip.
+pub(crate) const CLAIMS: usize = 1_024;
+
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {

@@ -11,7 +11,7 @@ use crate::backend::queue_events::{QueueEvents, UnclaimedGrant};
 use crate::backend::sql::job::{StoreJob, no_answer};
 use crate::backend::sql::listed_keys::ListedKeys;
 use crate::backend::sql::pin::FenceTable;
-use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
+use crate::backend::sql::sender::{AwaitedAnswer, CLAIMS, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
@@ -72,7 +72,14 @@ impl Backend for SqlStore {
     fn capabilities(&self) -> Capabilities {
         // A fence is that of a row, and a hand-off within the process changes no row.
         let local_handoff = self.fences.is_none();
-        Capabilities { wait_queue: true, local_handoff, ..Capabilities::default() }
+        Capabilities {
+            wait_queue: true,
+            local_handoff,
+            // A connection sends one batch after the other: over a slow link, what is sent in excess is answered too late.
+            paced: true,
+            least_in_flight: 2 * CLAIMS,
+            ..Capabilities::default()
+        }
     }
 
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {

@@ -27,7 +27,7 @@ use crate::base::key::Key;
 /// How many times a request looks again when it finds other nodes than the previous answer said.
 const MOST_ROUNDS: usize = 20;
 
-/// How long a queued owner waits for a notification before it requests the key again.
+/// A queued owner waits this long for a notification, and up to twice as long, before it requests the key again.
 const RECHECK: Duration = Duration::from_secs(5);
 
 /// How long the node of a queued owner stays without a further request.
@@ -105,6 +105,9 @@ impl LockNodes {
                 Some(Slot::Unanswered(_)) | None => missing.push(key.clone()),
             }
         }
+        if let Some(outcome) = self.wait_again(session, request).await? {
+            return Ok(Round::Over(outcome));
+        }
         if !missing.is_empty()
             && !request.enqueue
             && self.has_others(session, owner, &missing).await?
@@ -149,6 +152,23 @@ impl LockNodes {
             }
         }
         Ok(in_doubt)
+    }
+
+    /// The outcome for an owner whose predecessor is still there: a read that the server of this session answers alone. All other
+    /// requests need a majority.
+    async fn wait_again(
+        &self,
+        session: &LiveSession,
+        request: &AcquireRequest,
+    ) -> Result<Option<AcquireOutcome>, BackendError> {
+        let AcquireRequest { owner, keys, enqueue: true, .. } = request else { return Ok(None) };
+        let [key] = &**keys else { return Ok(None) };
+        match self.claims.queued(owner, key) {
+            Some((node, predecessor)) if node.session.is(session) => {
+                self.wait_behind(session, owner, key, &node, predecessor).await
+            }
+            Some(_) | None => Ok(None),
+        }
     }
 
     async fn has_others(
@@ -231,7 +251,7 @@ impl LockNodes {
         let [answer] = session.run([NodeOperation::Watch { path: predecessor }]).await?;
         match answer {
             Ok(_) => {
-                let retry_after = jitter::below(RECHECK);
+                let retry_after = RECHECK + jitter::below(RECHECK);
                 let wait_mode = WaitMode::Queued { retry_after };
                 Ok(Some(AcquireOutcome::contended_until(None, wait_mode)))
             }

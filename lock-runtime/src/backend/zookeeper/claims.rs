@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use crate::backend::Owner;
 use crate::backend::coordination::owners::{OwnerTurn, Owners};
 use crate::backend::queue_events::QueueEvents;
-use crate::backend::zookeeper::lock_node::Slot;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot};
 use crate::backend::zookeeper::owner_claims::{ClaimIndex, Claims, OwnerClaim};
 use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::session::SessionEnd;
@@ -59,6 +59,11 @@ impl ClaimTable {
         let claims = self.claims();
         let slots = &claims.state(owner)?.slots;
         slots.iter().find(|(of, _)| of == key).map(|(_, slot)| slot.clone())
+    }
+
+    /// The queued node for `key`, and its predecessor. `None` after the notification that ends the wait.
+    pub(crate) fn queued(&self, owner: &Owner, key: &Key) -> Option<(LockNode, String)> {
+        self.claims().queued(owner, key)
     }
 
     /// Whether the slot was taken over. Not if its session has expired meanwhile.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::backend::Owner;
 use crate::backend::coordination::owners::{OwnedState, OwnerTable};
-use crate::backend::zookeeper::lock_node::{Slot, Standing, WatchScope};
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, WatchScope};
 use crate::backend::zookeeper::node_path::{owner_of, parent};
 use crate::base::key::Key;
 
@@ -66,6 +66,16 @@ impl Claims {
             None => claim.slots.push((key.clone(), slot)),
         }
         true
+    }
+
+    /// The queued node for `key`, and its predecessor. `None` after the notification that ends the wait.
+    pub(super) fn queued(&self, owner: &Owner, key: &Key) -> Option<(LockNode, String)> {
+        let slots = &self.state(owner)?.slots;
+        let (_, Slot::Node(node)) = slots.iter().find(|(of, _)| of == key)? else { return None };
+        let Standing::Queued { predecessor } = &node.standing else { return None };
+        let owners = self.index.queued.get(predecessor)?;
+        let is_waiting = owners.iter().any(|(queued, of)| queued == owner && of == key);
+        is_waiting.then(|| (node.clone(), predecessor.clone()))
     }
 
     /// Records what reports a change around a held key, for the node at `path` or for any.

@@ -75,6 +75,9 @@ if ARGV[1] == 'release' then
       if has_channel(token) then redis.call('ZREM', queue, token) end
     elseif free_after ~= '0' then
       redis.call('PEXPIRE', lock, free_after)
+      -- The end of a ttl is no message.
+      local next = is_contended(holder) and redis.call('ZRANGE', queue, 0, 0)[1]
+      if next then notify(next, 'called:' .. free_after .. ':', lock) end
     elseif ARGV[7] ~= '0' then
       redis.call('DEL', lock)
       local next = redis.call('ZRANGE', queue, 0, 0)[1]
