@@ -409,6 +409,18 @@ impl EtcdServer {
         self.process().kill();
     }
 
+    /// Kills it, has `change` make something of its data, and starts it again.
+    ///
+    /// # Panics
+    ///
+    /// Like [`restart`](Self::restart).
+    #[track_caller]
+    pub fn restart_after(&self, change: impl FnOnce(&Path)) {
+        self.kill();
+        change(&self.dir.path().join("data"));
+        self.restart();
+    }
+
     /// Kills it if it runs, and starts it on the same ports and directory.
     ///
     /// # Panics

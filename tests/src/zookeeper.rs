@@ -347,6 +347,18 @@ impl ZooKeeperServer {
         self.restart();
     }
 
+    /// Kills it, has `change` make something of its data, and starts it again.
+    ///
+    /// # Panics
+    ///
+    /// Like [`restart`](Self::restart).
+    #[track_caller]
+    pub fn restart_after(&self, change: impl FnOnce(&Path)) {
+        self.kill();
+        change(&self.dir.path().join("data"));
+        self.restart();
+    }
+
     /// What the server has logged since its first start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default()

@@ -66,6 +66,12 @@ impl KeyNames {
         is_lock.then(|| unescaped(lock)).flatten().map(Key::from)
     }
 
+    /// The owner in the name of its key, if it is one of this library.
+    pub(crate) fn owner_in(key: &[u8]) -> Option<Owner> {
+        let (_, owner) = std::str::from_utf8(key).ok()?.rsplit_once('/')?;
+        Owner::parse(owner)
+    }
+
     /// The start of a search after the key and the others of its lock.
     pub(crate) fn behind(key: &[u8]) -> Vec<u8> {
         let Some(end) = key.iter().rposition(|byte| *byte == b'/') else {

@@ -316,6 +316,16 @@ impl Leases {
         self.all().into_iter().find(|lease| lease.id == id)
     }
 
+    /// The names of all keys that end with a lease. None, if the lease is gone.
+    pub(crate) async fn keys_of(
+        member: &Arc<Member>,
+        id: i64,
+    ) -> Result<Vec<Vec<u8>>, BackendError> {
+        let answer =
+            member.call("/etcdserverpb.Lease/LeaseTimeToLive", &lease::keys_of(id)).await?;
+        Ok(lease::read_keys(&answer)?)
+    }
+
     /// Ends a lease and all its keys. A lease that is already gone is not an error.
     pub(crate) async fn revoke(member: &Arc<Member>, id: i64) {
         let _ = member.try_call("/etcdserverpb.Lease/LeaseRevoke", &lease::of_lease(id)).await;

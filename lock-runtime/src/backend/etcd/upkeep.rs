@@ -8,7 +8,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use crate::backend::etcd::key_names::KeyNames;
+use crate::backend::etcd::leases::Leases;
 use crate::backend::etcd::locks::EtcdLocks;
+use crate::backend::etcd::member::Member;
 use crate::backend::etcd::owned_key::OwnerKey;
 use crate::backend::etcd::owned_keys::MissedChanges;
 use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
@@ -26,6 +29,7 @@ pub(crate) async fn run(
     mut misses: mpsc::UnboundedReceiver<MissedChanges>,
 ) {
     let (keys, mut work) = (locks.keys.clone(), JoinSet::new());
+    let mut connection = 0;
     loop {
         let first = keys.first_due();
         let due = async {
@@ -54,6 +58,12 @@ pub(crate) async fn run(
                 }
                 None => return,
             },
+            Some(member) = locks.link.next_member(connection) => {
+                connection = member.number;
+                let locks = locks.clone();
+                // The next connection looks again.
+                work.spawn(async move { drop(locks.delete_unknown(&member).await) });
+            }
             () = keys.owners.earlier.notified() => {}
             _ = work.join_next(), if !work.is_empty() => {}
         }
@@ -105,6 +115,24 @@ impl EtcdLocks {
             self.keys.events.contended(key.as_str());
         }
         self.keys.on_seen(owner, key, known.created, looked.revision);
+        Ok(())
+    }
+
+    /// Deletes keys that end with a lease of this pool and belong to no owner of it. Members that were restored from a copy
+    /// have the keys of locks that were released since then, and the lease keeps them alive.
+    async fn delete_unknown(&self, member: &Arc<Member>) -> Result<(), BackendError> {
+        for lease in self.leases.all() {
+            for name in Leases::keys_of(member, lease.id).await? {
+                let (lock, owner) = (self.keys.names.lock_of(&name), KeyNames::owner_in(&name));
+                let (Some(lock), Some(owner)) = (lock, owner) else { continue };
+                // An owner is known before its first request is sent.
+                if self.keys.locks_of(&owner).contains(&lock) {
+                    continue;
+                }
+                let turn = self.keys.owners.begin(owner, DELETE_AGAIN).await;
+                self.free(member, &turn, &[lock]).await?;
+            }
+        }
         Ok(())
     }
 

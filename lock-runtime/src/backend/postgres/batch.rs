@@ -4,10 +4,11 @@
 //! of a key at most once, so requests for one key go in different statements. All statements lock rows in the order of their
 //! keys: no two wait for each other in a circle.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::timeout;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error, Row, Statement};
 
@@ -33,7 +34,8 @@ pub(crate) struct Batch<'a> {
     pub(super) clock: Clock,
     /// The time limit for the answer to one statement.
     limit: Duration,
-    silent: AtomicBool,
+    /// Why the connection is no longer usable.
+    broken: OnceLock<BackendError>,
 }
 
 impl<'a> Batch<'a> {
@@ -46,8 +48,8 @@ impl<'a> Batch<'a> {
         clock: Clock,
     ) -> Self {
         let limit = 2 * connector.limits.request;
-        let (statements, silent) = (&*connector.statements, AtomicBool::default());
-        Self { session, server, statements, events, channel, clock, limit, silent }
+        let (statements, broken) = (&*connector.statements, OnceLock::new());
+        Self { session, server, statements, events, channel, clock, limit, broken }
     }
 
     /// Sends all requests and answers each, except acquires that stay in `steps` for the next jobs.
@@ -200,13 +202,24 @@ impl<'a> Batch<'a> {
         let (began, locked, rows, committed) = self.in_time(answers).await?;
         if let Err(error) = began {
             // Outside a transaction, the statement has committed on its own.
-            let error = failure(error);
+            let error = self.failed(error);
             return Err(if rows.is_ok() { error.after_a_part() } else { error });
         }
-        locked.map_err(failure)?;
-        let rows = rows.map_err(failure)?;
-        committed.map_err(failure)?;
+        let failed = |error| self.failed(error);
+        locked.map_err(failed)?;
+        let rows = rows.map_err(failed)?;
+        committed.map_err(failed)?;
         Ok(rows)
+    }
+
+    /// A server that refuses writes is left: another one may be the primary by now.
+    fn failed(&self, error: Error) -> BackendError {
+        let is_read_only = error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION);
+        let error = failure(error);
+        if is_read_only {
+            self.broken.get_or_init(|| error.clone());
+        }
+        error
     }
 
     /// The server bounds each statement, so a connection that gives no answer for longer is unusable. Nothing more is sent on it.
@@ -214,21 +227,18 @@ impl<'a> Batch<'a> {
         &self,
         answer: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, BackendError> {
-        if self.is_silent() {
-            return Err(no_answer().before_sending());
+        if let Some(error) = self.broken() {
+            return Err(error.clone().before_sending());
         }
         match timeout(self.limit, answer).await {
-            Ok(answer) => answer.map_err(failure),
-            Err(_) => {
-                self.silent.store(true, Ordering::Relaxed);
-                Err(no_answer())
-            }
+            Ok(answer) => answer.map_err(|error| self.failed(error)),
+            Err(_) => Err(self.broken.get_or_init(no_answer).clone()),
         }
     }
 
-    /// Whether the server has not answered in time.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.silent.load(Ordering::Relaxed)
+    /// Why the connection is no longer usable.
+    pub(crate) fn broken(&self) -> Option<&BackendError> {
+        self.broken.get()
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -126,6 +126,12 @@ impl LinkTask {
                 }
             }
             let state = self.state.clone();
+            if let Err(error) = state.connector.check_server(session)
+                && !jobs.iter().any(|job| matches!(job, StoreJob::Close))
+            {
+                jobs.drain(..).for_each(|job| job.fail(&error));
+                return Some((error, answered));
+            }
             let batches = Jobs::batches(jobs.drain(..));
             let closes = batches.iter().any(|jobs| jobs.closes);
             for jobs in batches {
@@ -136,8 +142,8 @@ impl LinkTask {
                 if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
                     self.sweep.run(&batch).await;
                 }
-                if batch.is_silent() && !closes {
-                    return Some((no_answer(), answered));
+                if let Some(error) = batch.broken().filter(|_| !closes) {
+                    return Some((error.clone(), answered));
                 }
             }
             if closes {

@@ -70,6 +70,7 @@ pub(crate) async fn open(
     let statements = Arc::new(Statements::new(database.names()));
     let tls = Encryption::new(database.tls.clone()).await?;
     let connector = Connector {
+        last_start: Arc::default(),
         database: Arc::new(database),
         statements,
         credentials,

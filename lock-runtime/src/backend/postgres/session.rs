@@ -1,7 +1,7 @@
 //! One connection to the database, from its log-in to its end.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub(crate) struct Connector {
     pub(crate) limits: Limits,
     /// The position of the server that was connected last.
     pub(crate) last: Arc<AtomicUsize>,
+    /// When that server was started, in microseconds since 1970: a name may lead to another server by now.
+    pub(crate) last_start: Arc<AtomicI64>,
 }
 
 /// The server process of a connection.
@@ -59,6 +61,8 @@ pub(crate) struct ServerProcess {
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) process: ServerProcess,
+    /// When the server was started, in microseconds since 1970.
+    server_start: i64,
     /// Whether the server process belongs only to this connection, so that settings of the session stay in effect. Not behind a
     /// pooler.
     pub(crate) is_direct: bool,
@@ -87,7 +91,8 @@ const INTRODUCTION: &str = "WITH session AS (
             FROM pg_stat_get_activity(pg_backend_pid())),
         is_direct,
         CASE WHEN is_direct AND current_setting('server_version_num')::integer >= 140000
-            THEN set_config('idle_session_timeout', '0', false) END
+            THEN set_config('idle_session_timeout', '0', false) END,
+        (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint
     FROM session";
 
 impl Connector {
@@ -126,12 +131,25 @@ impl Connector {
             match opened {
                 Ok(session) => {
                     self.last.store(at, Ordering::Relaxed);
+                    self.last_start.store(session.server_start, Ordering::Relaxed);
                     return Ok(session);
                 }
                 Err(error) => failed = error,
             }
         }
         Err(failed)
+    }
+
+    /// Both connections of a pool belong on one server. One that was connected before the other one moved is to be opened again.
+    ///
+    /// # Errors
+    /// The other connection leads to another server, or to another start of it.
+    pub(crate) fn check_server(&self, session: &Session) -> Result<(), BackendError> {
+        if session.server_start == self.last_start.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let message = "the other connection of the pool has moved to another server";
+        Err(BackendError::new(FailureKind::NotApplied, message))
     }
 
     async fn open_at(
@@ -157,6 +175,7 @@ impl Connector {
         let session = Session {
             client,
             process,
+            server_start: get(&row, 4)?,
             is_direct,
             begin: self.begin(is_direct),
             lacks_info: AtomicBool::default(),

@@ -142,12 +142,13 @@ impl SessionTask {
         // The first attempt after a loss is made immediately if the connection has served.
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {
-            if self.clock.now().since(since) > self.timeout {
+            let is_late = self.clock.now().since(since) > self.timeout;
+            if is_late {
                 // The session is over, unless all servers were away. Servers that were restored from a copy refuse a session that
                 // has seen later transactions, before they look for it.
                 self.identity.last_zxid = 0;
             }
-            let is_new = self.identity.is_new();
+            let (is_new, former) = (self.identity.is_new(), self.identity.id);
             let attempt = open_after(
                 pause,
                 self.dialer.clone(),
@@ -161,6 +162,12 @@ impl SessionTask {
             pause = Duration::ZERO;
             let error = match offered {
                 Ok((server, (mut stream, offer))) => match self.take_up(server, offer) {
+                    TakenUp::Open if is_late && !is_new && self.identity.id == former => {
+                        // The servers count it anew. In a copy it has nodes of locks that were released since then.
+                        let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
+                        self.expire();
+                        continue;
+                    }
                     TakenUp::Open => return Some(stream),
                     TakenUp::Expired => continue,
                     TakenUp::Shortened(_) if shortened + 1 >= servers => {

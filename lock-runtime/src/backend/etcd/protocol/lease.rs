@@ -18,6 +18,26 @@ pub(crate) fn of_lease(id: i64) -> Vec<u8> {
     writer.into_bytes()
 }
 
+/// A request for the keys of a lease.
+pub(crate) fn keys_of(id: i64) -> Vec<u8> {
+    let mut writer = MessageWriter::default();
+    writer.int(1, id);
+    writer.int(2, 1);
+    writer.into_bytes()
+}
+
+/// The names of the keys in the answer to [`keys_of`].
+pub(crate) fn read_keys(message: &[u8]) -> Result<Vec<Vec<u8>>, MalformedMessage> {
+    let mut keys = Vec::new();
+    each_field(message, |field, value| {
+        if field == 5 {
+            keys.push(value.bytes()?.to_vec());
+        }
+        Ok(())
+    })?;
+    Ok(keys)
+}
+
 /// The answer to the request for a lease, or to a sign of life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LeaseAnswer {

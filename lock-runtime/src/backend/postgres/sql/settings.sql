@@ -1,5 +1,5 @@
 -- The settings and states by which locks could be lost. One row.
-SELECT pg_is_in_recovery() AS is_standby,
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS is_read_only,
     current_setting('fsync') = 'off' AS does_not_flush,
     current_setting('synchronous_commit') = 'off' AS commits_early,
     (current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') = 'local')
