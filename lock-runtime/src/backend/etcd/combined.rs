@@ -23,12 +23,12 @@ const MOST_IN_FLIGHT: usize = 8;
 /// How many travel as one. The servers' default limit is 128 steps, which includes those of the longest nested transaction.
 const MOST_TOGETHER: usize = 60;
 
-type Reply = oneshot::Sender<Result<TransactionAnswer, BackendError>>;
+type AnswerSender = oneshot::Sender<Result<TransactionAnswer, BackendError>>;
 
 /// A transaction that waits to be sent.
 pub(crate) struct QueuedTransaction {
     transaction: Transaction,
-    reply: Reply,
+    reply: AnswerSender,
 }
 
 /// Transactions that are sent as one.
@@ -46,7 +46,11 @@ struct Queue {
 
 impl CombiningQueue {
     /// Adds `transaction`. Returns what is to be sent now, if anything is.
-    pub(crate) fn push(&self, transaction: Transaction, reply: Reply) -> Option<TransactionBatch> {
+    pub(crate) fn push(
+        &self,
+        transaction: Transaction,
+        reply: AnswerSender,
+    ) -> Option<TransactionBatch> {
         let mut queue = self.queue();
         queue.waiting.push_back(QueuedTransaction { transaction, reply });
         if queue.in_flight == MOST_IN_FLIGHT {
