@@ -1,5 +1,7 @@
 //! Servers that are restored from a copy of their data.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
