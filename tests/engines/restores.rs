@@ -3,10 +3,10 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use lock_runtime::LockPool;
+use lock_tests::folder::{copy_folder, new_folder};
 use lock_tests::prelude::*;
 use lock_tests::{EtcdServer, ZooKeeperServer, eventually_async};
 use tempfile::TempDir;
@@ -19,20 +19,15 @@ struct Copied(TempDir);
 
 impl Copied {
     fn of(data: &Path) -> Self {
-        let copied = tempfile::tempdir().unwrap();
-        copy(data, &copied.path().join("data"));
+        let copied = new_folder();
+        copy_folder(data, &copied.path().join("data"));
         Self(copied)
     }
 
     fn restore(&self, data: &Path) {
         std::fs::remove_dir_all(data).unwrap();
-        copy(&self.0.path().join("data"), data);
+        copy_folder(&self.0.path().join("data"), data);
     }
-}
-
-fn copy(from: &Path, to: &Path) {
-    let copied = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
-    assert!(copied.success());
 }
 
 async fn connect(url: &str, ttl: Duration) -> LockPool {

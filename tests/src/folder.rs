@@ -31,6 +31,17 @@ pub fn new_folder() -> TempDir {
     TempDir::new_in(all.path()).expect("a temporary folder can be made")
 }
 
+/// Copies a folder with all owners, permissions and times: to `to`, or into it if that is a folder.
+///
+/// # Panics
+///
+/// When it cannot be copied.
+#[track_caller]
+pub fn copy_folder(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.is_ok_and(|copied| copied.success()), "{from:?} is copied to {to:?}");
+}
+
 /// A process that removes `folder` when this one has ended, in whatever way: its standard input ends then.
 ///
 /// The servers of this program are killed at the same moment, so that they may still write at the first attempt.

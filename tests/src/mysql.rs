@@ -11,7 +11,7 @@ use mysql_async::{Conn, OptsBuilder, Row, Value};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use crate::folder::new_folder;
+use crate::folder::{copy_folder, new_folder};
 use crate::process::Process;
 use crate::server::free_port;
 use crate::skew::Skew;
@@ -97,7 +97,7 @@ impl Config {
     pub fn start(self) -> MysqlServer {
         let dir = new_dir();
         let program = Program::of(self.program.unwrap_or_else(program));
-        copy(&template(&program), dir.path());
+        copy_folder(&data(&template(&program)), dir.path());
         let port = free_port();
         let tls_files = self.tls.as_ref().map(|tls| tls.write(dir.path()));
         let mut options = self.options;
@@ -537,10 +537,6 @@ fn own(path: &Path) {
     if is_root() {
         success(Command::new("chown").arg(SERVER_USER).arg(path).status());
     }
-}
-
-fn copy(from: &Path, to: &Path) {
-    success(Command::new("cp").arg("-a").arg(data(from)).arg(to).status());
 }
 
 fn success(status: std::io::Result<ExitStatus>) {

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
-use crate::folder::new_folder;
+use crate::folder::{copy_folder, new_folder};
 use crate::process::Process;
 use crate::server::free_port;
 use crate::skew::Skew;
@@ -82,7 +82,7 @@ impl Config {
     pub fn start(self) -> PostgresServer {
         let dir = new_dir();
         let programs = self.programs.unwrap_or_else(programs);
-        copy(&template(&programs), dir.path());
+        copy_folder(&template(&programs).join("data"), dir.path());
         let port = free_port();
         let tls_files = self.tls.as_ref().map(|tls| tls.write(dir.path()));
         let mut lines = vec![
@@ -506,10 +506,6 @@ fn own(path: &Path) {
         let only_owner = fs::Permissions::from_mode(0o600);
         fs::set_permissions(path, only_owner).expect("the owner can change them");
     }
-}
-
-fn copy(from: &Path, to: &Path) {
-    success(Command::new("cp").arg("-a").arg(from.join("data")).arg(to).status());
 }
 
 fn success(status: std::io::Result<ExitStatus>) {

@@ -342,9 +342,7 @@ impl ZooKeeperServer {
     /// Like [`restart`](Self::restart).
     #[track_caller]
     pub fn restart_empty(&self) {
-        self.kill();
-        let _ = fs::remove_dir_all(self.dir.path().join("data/version-2"));
-        self.restart();
+        self.restart_after(|data| drop(fs::remove_dir_all(data.join("version-2"))));
     }
 
     /// Kills it, has `change` make something of its data, and starts it again.

@@ -21,10 +21,10 @@
 //!    deadline.
 //! 5. **A fence is a revision of the cluster**: of the key's creation, or of a write beside the queue.
 //!
-//! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `combined`,
-//! `member` (a connection), `leases`, `member_task` (keeps a connection up), `open_signs`, `keep_alives`, `watches`, `owned_key` and `owned_keys` (what
-//! each owner has), `locks`, `acquiring`, `fence`, `grant`, `acquire`, `release`, `renew`, `inspect`, `list`, `upkeep` and
-//! `diagnostics`.
+//! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `combined`, `member` (a
+//! connection), `leases`, `member_task` (keeps a connection up), `open_signs`, `keep_alives`, `watches`, `owned_key` and
+//! `owned_keys` (what each owner has), `locks`, `acquiring`, `fence`, `grant`, `acquire`, `release`, `renew`, `inspect`,
+//! `list`, `upkeep` and `diagnostics`.
 
 mod acquire;
 mod acquiring;

@@ -3,14 +3,16 @@
 /// The smallest packet limit that servers can have.
 pub(crate) const SHORTEST_PACKET: usize = 1_024;
 
-/// The most bytes that a key takes in a list of keys and in one of leases, in hexadecimal digits. It leaves room for a third
-/// list.
-pub(crate) const BYTES_IN_LISTS: usize = 4 << 10;
-
-/// Like [`BYTES_IN_LISTS`], for keys of at most `longest` bytes.
+/// The most bytes that a key of at most `longest` bytes takes in a list of keys and in one of leases, in hexadecimal digits. It
+/// leaves room for a third list.
 pub(crate) const fn bytes_in_lists(longest: usize) -> usize {
-    8 * longest + 256
+    // With a short key, the owner takes more room than the key.
+    const SHORT: usize = 64;
+    8 * if longest < SHORT { SHORT } else { longest }
 }
+
+/// [`bytes_in_lists`] for the longest keys.
+pub(crate) const BYTES_IN_LISTS: usize = bytes_in_lists(512);
 
 /// The most bytes that a transition of one key takes: its statements name the key up to sixteen times.
 pub(crate) const BYTES_OF_TRANSITION: usize = 24 << 10;

@@ -18,7 +18,7 @@ use crate::backend::mysql::server_error::{
     connect_failure, failure, is_about_tables, read_only, too_long,
 };
 use crate::backend::mysql::url::{MysqlHost, MysqlUrl};
-use crate::backend::sql::job::closed;
+use crate::backend::sql::job::{closed, moved};
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits, Owner};
 use crate::base::clock::Clock;
@@ -224,8 +224,7 @@ impl MysqlSession {
         if is_last && self.identity.server == *connector.last_server() {
             return Ok(());
         }
-        let message = "the other connection of the pool has moved to another server";
-        Err(BackendError::new(FailureKind::NotApplied, message))
+        Err(moved())
     }
 
     /// How many of at most `most` parts of a script fit into a packet, if each has at most `bytes`.

@@ -18,7 +18,7 @@ use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::acquire_steps::AcquireSteps;
-use crate::backend::sql::job::{Jobs, answer, no_answer};
+use crate::backend::sql::job::{Jobs, answer, moved, no_answer};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Clock;
 
@@ -49,6 +49,9 @@ impl<'a> Batch<'a> {
     ) -> Self {
         let limit = 2 * connector.limits.request;
         let (statements, broken) = (&*connector.statements, OnceLock::new());
+        if !connector.is_last_server(session) {
+            broken.get_or_init(moved);
+        }
         Self { session, server, statements, events, channel, clock, limit, broken }
     }
 

@@ -126,12 +126,6 @@ impl LinkTask {
                 }
             }
             let state = self.state.clone();
-            if let Err(error) = state.connector.check_server(session)
-                && !jobs.iter().any(|job| matches!(job, StoreJob::Close))
-            {
-                jobs.drain(..).for_each(|job| job.fail(&error));
-                return Some((error, answered));
-            }
             let batches = Jobs::batches(jobs.drain(..));
             let closes = batches.iter().any(|jobs| jobs.closes);
             for jobs in batches {

@@ -140,16 +140,10 @@ impl Connector {
         Err(failed)
     }
 
-    /// Both connections of a pool belong on one server. One that was connected before the other one moved is to be opened again.
-    ///
-    /// # Errors
-    /// The other connection leads to another server, or to another start of it.
-    pub(crate) fn check_server(&self, session: &Session) -> Result<(), BackendError> {
-        if session.server_start == self.last_start.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let message = "the other connection of the pool has moved to another server";
-        Err(BackendError::new(FailureKind::NotApplied, message))
+    /// Whether the server of `session` is the one that was connected last, in the same start. Both connections of a pool belong on
+    /// one server.
+    pub(crate) fn is_last_server(&self, session: &Session) -> bool {
+        session.server_start == self.last_start.load(Ordering::Relaxed)
     }
 
     async fn open_at(

@@ -139,6 +139,13 @@ pub(crate) fn closed() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "the connections to the database are closed")
 }
 
+/// The failure of a request to a server that the other connection of the pool has left.
+#[cold]
+pub(crate) fn moved() -> BackendError {
+    let message = "the other connection of the pool has moved to another server";
+    BackendError::new(FailureKind::NotApplied, message)
+}
+
 /// The failure of a request whose connection took no answer to it.
 #[cold]
 pub(crate) fn no_answer() -> BackendError {

@@ -154,8 +154,8 @@ impl LockNodes {
         Ok(in_doubt)
     }
 
-    /// The outcome for an owner whose predecessor is still there: a read that the server of this session answers alone. All other
-    /// requests need a majority.
+    /// Queues again while the predecessor is still there, by a read that the server of this session answers alone. All other requests
+    /// need a majority.
     async fn wait_again(
         &self,
         session: &LiveSession,

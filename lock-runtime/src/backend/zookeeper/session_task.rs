@@ -164,16 +164,14 @@ impl SessionTask {
                 Ok((server, (mut stream, offer))) => match self.take_up(server, offer) {
                     TakenUp::Open if is_late && !is_new && self.identity.id == former => {
                         // The servers count it anew. In a copy it has nodes of locks that were released since then.
-                        let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
-                        self.expire();
+                        self.close_session(&mut stream).await;
                         continue;
                     }
                     TakenUp::Open => return Some(stream),
                     TakenUp::Expired => continue,
                     TakenUp::Shortened(_) if shortened + 1 >= servers => {
                         // No server keeps it for as long as its locks need.
-                        let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
-                        self.expire();
+                        self.close_session(&mut stream).await;
                         continue;
                     }
                     TakenUp::Shortened(error) => {
@@ -216,6 +214,12 @@ impl SessionTask {
                 TakenUp::Expired
             }
         }
+    }
+
+    /// Ends the session that `stream` has resumed.
+    async fn close_session(&mut self, stream: &mut Box<dyn ServerStream>) {
+        let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
+        self.expire();
     }
 
     /// The session is gone. The next attempt asks for another one.

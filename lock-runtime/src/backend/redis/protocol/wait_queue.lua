@@ -33,6 +33,12 @@ local function notify(token, kind, key)
   return receivers > 0 and receivers or send('PUBLISH', string.sub(token, 34, 45))
 end
 
+-- Tells the head of `queue` that the lock is free in `ms`.
+local function notify_head(queue, ms, lock)
+  local head = redis.call('ZRANGE', queue, 0, 0)[1]
+  if head then notify(head, 'called:' .. ms .. ':', lock) end
+end
+
 -- Reserves the lock of `owner`, which releases it, for the first queued process that is alive, for as long as such a process
 -- needs to claim it. Returns whether there was one.
 local function hand_off(owner, lock, queue, reservation, more)
@@ -43,8 +49,7 @@ local function hand_off(owner, lock, queue, reservation, more)
     -- The channel of a dead process has no receiver. An owner has a second entry if its channel has moved while it waited.
     if owner_of(head) ~= owner and notify(head, 'called:0:', lock) > 0 then
       redis.call('SET', lock, compose(string.sub(head, 1, TOKEN), behind > 0, ''), 'PX', reservation)
-      local next = redis.call('ZRANGE', queue, 0, 0)[1]
-      if next then notify(next, 'called:' .. reservation .. ':', lock) end
+      notify_head(queue, reservation, lock)
       return true
     end
   end
@@ -76,12 +81,10 @@ if ARGV[1] == 'release' then
     elseif free_after ~= '0' then
       redis.call('PEXPIRE', lock, free_after)
       -- The end of a ttl is no message.
-      local next = is_contended(holder) and redis.call('ZRANGE', queue, 0, 0)[1]
-      if next then notify(next, 'called:' .. free_after .. ':', lock) end
+      if is_contended(holder) then notify_head(queue, free_after, lock) end
     elseif ARGV[7] ~= '0' then
       redis.call('DEL', lock)
-      local next = redis.call('ZRANGE', queue, 0, 0)[1]
-      if next then notify(next, 'called:' .. ARGV[7] .. ':', lock) end
+      notify_head(queue, ARGV[7], lock)
     elseif is_contended(holder) and hand_off(owner_of(token), lock, queue, reservation, successor ~= '' and 1 or 0) then
       if successor ~= '' then
         enqueue(queue, successor)
