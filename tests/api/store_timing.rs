@@ -4,7 +4,7 @@
 
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use lock_runtime::backend::{
@@ -28,6 +28,8 @@ struct State {
     notifier: OnceLock<Notifier>,
     acquires: AtomicUsize,
     releases: AtomicUsize,
+    /// The number of leases of each renewal.
+    renewed: Mutex<Vec<usize>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,12 +42,14 @@ enum Behaviour {
     SilentAtReleases,
     /// Acquires are never answered.
     SilentAtAcquires,
+    /// Acquires are granted, and one call renews two leases at most.
+    RenewsInPairs,
 }
-use Behaviour::{FreedMeanwhile, QueuesAfter, SilentAtAcquires, SilentAtReleases};
+use Behaviour::{FreedMeanwhile, QueuesAfter, RenewsInPairs, SilentAtAcquires, SilentAtReleases};
 
 fn store(behaviour: Behaviour) -> (Store, PoolBuilder) {
-    let (notifier, acquires, releases) = Default::default();
-    let store = Store(Arc::new(State { behaviour, notifier, acquires, releases }));
+    let (notifier, acquires, releases, renewed) = Default::default();
+    let store = Store(Arc::new(State { behaviour, notifier, acquires, releases, renewed }));
     let builder = LockPool::with_backend(store.clone()).on_current_runtime();
     (store, builder.request_timeout(ms(1_000)))
 }
@@ -60,6 +64,9 @@ impl Backend for Store {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::default();
         capabilities.wait_queue = matches!(self.0.behaviour, QueuesAfter(_));
+        if self.0.behaviour == RenewsInPairs {
+            capabilities.most_renewals = 2;
+        }
         capabilities.paced = matches!(self.0.behaviour, SilentAtReleases | SilentAtAcquires);
         capabilities
     }
@@ -88,13 +95,14 @@ impl Backend for Store {
                     AcquireOutcome::contended_until(None, wait_mode)
                 }
                 SilentAtAcquires => pending().await,
-                FreedMeanwhile | SilentAtReleases => AcquireOutcome::acquired(None),
+                FreedMeanwhile | SilentAtReleases | RenewsInPairs => AcquireOutcome::acquired(None),
             }));
         }
         outcomes
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        self.0.renewed.lock().unwrap().push(leases.len());
         leases.iter().map(|_| Ok(LeaseStatus::Held)).collect()
     }
 
@@ -180,6 +188,23 @@ async fn acquires_wait_in_the_process_for_room_at_a_paced_store() {
         });
         assert_eq!(in_process.count(), TASKS - sent, "{keys} keys");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_has_no_more_leases_than_the_store_confirms_together() {
+    const LEASES: usize = 20;
+    let (store, builder) = store(RenewsInPairs);
+    let pool = builder.ttl(MINUTE).connect().await.unwrap();
+    let mut guards = Vec::new();
+    for n in 0..LEASES {
+        let request = pool.lock(format!("order:{n}")).fencing(false).renew(ms(20_000));
+        guards.push(request.acquire().await.unwrap());
+    }
+    // Leases that are renewed in one interval are due at a few moments.
+    sleep(ms(20_000)).await;
+    let renewed = store.0.renewed.lock().unwrap().clone();
+    assert_eq!(renewed.iter().sum::<usize>(), LEASES, "{renewed:?}");
+    assert_eq!(renewed.iter().max(), Some(&2), "{renewed:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -38,8 +38,8 @@ async fn the_leases_of_one_tick_share_a_few_requests(kind: EngineKind) {
     );
     // A statement serves this many. MariaDB has two: a look for what is not locked, and the update.
     let exact = match kind {
-        EngineKind::Postgres => leases.div_ceil(1_000),
-        EngineKind::Mysql => 2 * leases.div_ceil(5_120),
+        EngineKind::Postgres => leases.div_ceil(4_096),
+        EngineKind::Mysql => 2 * leases.div_ceil(4_096),
         // A sign of life, a request that a majority confirms, and one more of a connection.
         EngineKind::Etcd | EngineKind::ZooKeeper => {
             return assert!(later.iter().all(|requests| *requests <= 3), "{later:?} requests");

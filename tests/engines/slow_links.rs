@@ -1,21 +1,25 @@
-//! Many callers over a slow link.
+//! Many callers and many leases over a slow link.
 
-use lock_runtime::LockPool;
+use std::time::Duration;
+
+use lock_runtime::{LockGuard, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{Engine, EngineKind, FaultProxy};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
-on_each_engine!(many_calls_over_a_slow_link_are_answered);
+on_each_engine!(
+    many_calls_over_a_slow_link_are_answered,
+    many_leases_are_kept_as_the_link_becomes_slow,
+);
 
 /// More calls than a connection serves in a few round trips: what is sent in excess is answered after its time limit.
 async fn many_calls_over_a_slow_link_are_answered(kind: EngineKind) {
     const CALLS: usize = 4_000;
     let engine = Engine::start(kind);
     let proxy = FaultProxy::to_port(engine.port());
-    for direction in [Direction::ToServer, Direction::ToClient] {
-        proxy.delay(direction, ms(125));
-    }
+    delay(&proxy, ms(125));
     let builder = LockPool::builder(engine.url_at(proxy.port())).max_waiters(CALLS);
     // A busy machine needs as long for a batch as the link.
     let builder = builder.request_timeout(ms(2_000)).wait(2 * DEADLINE);
@@ -27,4 +31,37 @@ async fn many_calls_over_a_slow_link_are_answered(kind: EngineKind) {
     }
     // Each has acquired and released its lock.
     within(4 * DEADLINE, "the calls", calls.join_all()).await;
+}
+
+/// A renewal that waits for those before it is answered after its time limit, and in time for its lease.
+async fn many_leases_are_kept_as_the_link_becomes_slow(kind: EngineKind) {
+    const LEASES: usize = 4_000;
+    const TTL: Duration = ms(15_000);
+    let engine = Engine::start(kind);
+    let proxy = FaultProxy::to_port(engine.port());
+    let builder = LockPool::builder(engine.url_at(proxy.port())).ttl(TTL).max_waiters(LEASES);
+    let pool = builder.wait(2 * DEADLINE).connect().await.unwrap();
+    let mut acquires = JoinSet::new();
+    for n in 0..LEASES {
+        acquires.spawn(pool.lock(format!("order:{n}")).acquire());
+    }
+    let acquired = within(4 * DEADLINE, "the locks", acquires.join_all()).await;
+    let guards: Vec<LockGuard> = acquired.into_iter().map(Result::unwrap).collect();
+    delay(&proxy, ms(200));
+    let end = Instant::now() + 2 * TTL;
+    while Instant::now() < end {
+        let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+        assert_eq!(lost, 0, "of {LEASES} leases");
+        sleep(ms(250)).await;
+    }
+    delay(&proxy, Duration::ZERO);
+    drop(guards);
+    within(4 * DEADLINE, "the releases", pool.shutdown(3 * DEADLINE)).await;
+}
+
+/// Delays what the proxy passes on, in each direction.
+fn delay(proxy: &FaultProxy, by: Duration) {
+    for direction in [Direction::ToServer, Direction::ToClient] {
+        proxy.delay(direction, by);
+    }
 }

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
-use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, OnLost, distributed_lock};
+use lock_runtime::{
+    ErrorKind, LockError, LockGuard, LockPool, OnLost, PoolBuilder, distributed_lock,
+};
 use lock_tests::history::now_ns;
 use lock_tests::monitor::{Caller, Ran};
 use lock_tests::prelude::*;
@@ -550,6 +552,19 @@ mod virtual_time {
             pool.lock("k").run(body).await.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
             assert!(guard.is_held(), "{fault:?}");
             assert!(faults.count(Operation::Renew) > 30, "{fault:?}");
+        }
+    }
+
+    /// Each answer is later than the request timeout, and in time for the lease.
+    #[tokio::test(start_paused = true)]
+    async fn late_answers_to_renewals_keep_a_lease() {
+        let configure = |it: PoolBuilder| it.ttl(TTL).request_timeout(ms(1_000));
+        let (pool, faults) = on_virtual_time("memory://", configure).await;
+        let guard = pool.lock("k").acquire().await.unwrap();
+        faults.always(Fault::DelayReply(TTL / 4));
+        for _ in 0..10 {
+            sleep(TTL).await;
+            assert!(guard.is_held());
         }
     }
 

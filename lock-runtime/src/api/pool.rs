@@ -352,6 +352,7 @@ impl PoolBuilder {
     }
 
     /// How long one request to the store may take before it counts as unanswered. Between 1 ms and 1 h. Defaults to 1 s.
+    /// A renewal is then sent again, and a later answer still counts while the lease is valid.
     pub fn request_timeout(mut self, request_timeout: Duration) -> Self {
         self.request_timeout = request_timeout;
         self

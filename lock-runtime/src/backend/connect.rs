@@ -81,7 +81,7 @@ pub(crate) async fn connect(
             Err(LockError::new(ErrorKind::Config, "`memory://` does not log in, so it takes no credentials")
                 .remedy("leave `.credentials(..)` out, or name a server: `redis://host:6379`"))
         }
-        "memory" => Ok(Arc::new(Memory::open(rest, config.clock))),
+        "memory" => Ok(Arc::new(Memory::open(rest, config.clock)?)),
         #[cfg(feature = "redis")]
         scheme if is_of_redis(scheme) => super::redis::open(url, config).await,
         #[cfg(feature = "mysql")]

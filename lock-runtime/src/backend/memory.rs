@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use once_cell::sync::Lazy;
+use tokio::runtime;
 
 use super::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
@@ -13,6 +14,7 @@ use super::{
     WaitMode, Warning,
 };
 use crate::base::clock::{self, Clock, Instant};
+use crate::base::error::{ErrorKind, LockError};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::owner_info::OwnerLabel;
@@ -32,6 +34,8 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct SharedTable {
     clock: Clock,
+    /// The runtime with the paused clock that it was opened on.
+    paused: Option<runtime::Id>,
     leases: Mutex<LeaseTable>,
     /// The notifier of each connection. The list is shared, so that notifiers run outside the mutex.
     notifiers: Mutex<Arc<[(u64, Notifier)]>>,
@@ -56,20 +60,24 @@ struct StoredLease {
 }
 
 impl Memory {
-    pub(crate) fn open(name: &str, clock: Clock) -> Self {
+    /// An error if pools with another time use the store: a lease would expire there at another moment.
+    pub(crate) fn open(name: &str, clock: Clock) -> Result<Self, LockError> {
         static NAMED: OfProcess<Mutex<HashMap<String, Weak<SharedTable>>>> = OfProcess::new();
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
         if name.is_empty() {
-            return Self { shared: Arc::new(SharedTable::new(clock, true)), id };
+            return Ok(Self { shared: Arc::new(SharedTable::new(clock, true)), id });
         }
         let mut named =
             NAMED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shared| shared.strong_count() > 0);
         let shared = named.get(name).and_then(Weak::upgrade);
         let shared = shared.unwrap_or_else(|| Arc::new(SharedTable::new(clock, false)));
+        if shared.paused != clock.paused_runtime() {
+            return Err(other_time(name));
+        }
         named.insert(name.to_owned(), Arc::downgrade(&shared));
-        Self { shared, id }
+        Ok(Self { shared, id })
     }
 
     fn attempt(&self, claim: &AcquireRequest) -> AcquireOutcome {
@@ -122,9 +130,25 @@ impl Memory {
     }
 }
 
+#[cold]
+fn other_time(name: &str) -> LockError {
+    let message = format!(
+        "pools with a different clock use `memory://{name}`: one of them is on a runtime with a paused clock"
+    );
+    LockError::new(ErrorKind::Config, message).remedy(
+        "give the pool of each test a name of its own, or build all pools with `.on_current_runtime()` on one runtime",
+    )
+}
+
 impl SharedTable {
     fn new(clock: Clock, private: bool) -> Self {
-        Self { clock, leases: Mutex::default(), notifiers: Mutex::new(Arc::default()), private }
+        Self {
+            clock,
+            paused: clock.paused_runtime(),
+            leases: Mutex::default(),
+            notifiers: Mutex::new(Arc::default()),
+            private,
+        }
     }
 
     fn notifiers(&self) -> Arc<[(u64, Notifier)]> {
@@ -291,12 +315,29 @@ mod tests {
         assert!(last < clock::wall_micros() + 10_000, "{last}: {passed} us have passed");
     }
 
+    /// Otherwise the time of a test would decide when the lease of a service ends.
+    #[tokio::test(start_paused = true)]
+    async fn a_named_store_follows_one_clock() {
+        const URL: &str = "memory://one-clock";
+        let connect = || LockPool::builder(URL).on_current_runtime().connect();
+        let paused = connect().await.unwrap();
+        let again = connect().await.unwrap();
+        let elsewhere = || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(LockPool::connect(URL)).map(drop)
+        };
+        let refused = std::thread::spawn(elsewhere).join().unwrap().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Config);
+        assert!(refused.to_string().contains("a paused clock"), "{refused}");
+        drop((paused, again));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_dropped_pool_leaves_no_notifier_in_a_shared_store() {
         let url = "memory://dropped-pools";
         let connect = || LockPool::builder(url).on_current_runtime().connect();
         let stays = connect().await.unwrap();
-        let store = Memory::open("dropped-pools", Clock::runtime());
+        let store = Memory::open("dropped-pools", Clock::runtime()).unwrap();
         for _ in 0..50 {
             let pool = connect().await.unwrap();
             pool.lock("order:42").acquire().await.unwrap().release().await.unwrap();

@@ -426,6 +426,9 @@ pub struct Capabilities {
     /// How many acquires may be in flight in any case, at a store that is `paced`. One that sends and answers them in batches needs
     /// twice as many as fit into a batch: the next batch fills while one is answered. 128 by default, which is the least.
     pub least_in_flight: usize,
+    /// How many leases one call of [`renew`](Backend::renew) has at most. A call is answered as a whole. So a store that needs
+    /// several round trips for more leases confirms the first ones earlier in calls of their own. Unlimited by default.
+    pub most_renewals: usize,
     /// A renewal restores a lock that the store has lost. So it may restore a lock that was released before the renewal
     /// arrives. The pool then repeats the release of a lease with an unanswered renewal. `false` by default.
     pub renewal_restores: bool,
@@ -440,6 +443,7 @@ impl Default for Capabilities {
             local_handoff: true,
             paced: false,
             least_in_flight: 128,
+            most_renewals: usize::MAX,
             renewal_restores: false,
         }
     }

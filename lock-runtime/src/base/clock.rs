@@ -5,6 +5,8 @@ use std::num::NonZeroU64;
 use std::ops::Add;
 use std::time::Duration;
 
+use tokio::runtime;
+
 /// A point in time of a [`Clock`], in nanoseconds since the clock's origin.
 ///
 /// The stored number is one more, so it is never zero and an `Option` takes no more room. Each held lock has a dozen.
@@ -69,6 +71,12 @@ impl Clock {
                 Instant::from_nanos(nanos(since))
             }
         }
+    }
+
+    /// The current runtime, if this is its clock and a test has paused it.
+    pub(crate) fn paused_runtime(self) -> Option<runtime::Id> {
+        let is_paused = matches!(self, Self::Runtime { .. }) && TwoClocks::is_paused();
+        is_paused.then(|| runtime::Handle::try_current().ok().map(|it| it.id())).flatten()
     }
 
     /// Sleeps until `moment`. Only for futures on the driver: its runtime has timers.

@@ -32,6 +32,8 @@ pub(crate) struct RenewalConfig {
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,
     pub(crate) request_timeout: Duration,
+    /// The most leases of one request.
+    pub(crate) most_together: usize,
     /// Releases a lease that no task will: it was not picked up, or was lost while the lock lingered.
     pub(crate) end_hold: EndHold,
     /// Receives the outcome of each request, with the moment when it was sent.
@@ -147,17 +149,20 @@ impl RenewalScheduler {
             }
         }
         // A task per batch: a silent store does not stop the clock of other batches.
-        for RenewalBatch { leases, time_limit } in batches {
-            if !leases.is_empty() {
-                let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
-                let for_all = config.request_timeout.saturating_add(TIME_PER_REQUEST * count);
-                let limits = [time_limit, time_limit.saturating_mul(2)].map(|it| it.min(for_all));
+        for RenewalBatch { mut leases, time_limit } in batches {
+            let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
+            let for_all = config.request_timeout.saturating_add(TIME_PER_REQUEST * count);
+            let limits = [time_limit.min(for_all), time_limit.saturating_mul(2)];
+            while !leases.is_empty() {
+                let rest = leases.split_off(leases.len().min(config.most_together));
                 config.driver.spawn(self.clone().renew(config.clone(), leases, limits));
+                leases = rest;
             }
         }
     }
 
-    /// Sends one request for all leases. After the first limit it counts as failed, and after the second one it is dropped.
+    /// Sends one request for all leases. After the first limit it counts as failed, and at the second one, when the first lease
+    /// expires, it is dropped. A store that is slow confirms many leases between the two.
     async fn renew(
         self: Arc<Self>,
         config: Arc<RenewalConfig>,
@@ -169,13 +174,13 @@ impl RenewalScheduler {
             Unanswered { renewals: &self, clock: config.clock, leases: batch.into_iter() };
         let sent = config.clock.now();
         let mut call = pin!(config.backend.renew(&requests));
-        let answer = timeout(limit, &mut call).await.ok();
-        if answer.is_some() || late_limit == limit {
-            return self.on_answer(&config, unanswered, sent, answer);
+        if let Ok(outcomes) = timeout(limit, &mut call).await {
+            return self.on_answer(&config, unanswered, sent, RenewalAnswer::Outcomes(outcomes));
         }
         // A lease that ends meanwhile is not kept alive, nor is its span.
         let leases: Vec<_> = unanswered.leases.as_slice().iter().map(Arc::downgrade).collect();
-        self.on_answer(&config, unanswered, sent, None);
+        let answer = RenewalAnswer::AwaitedUntil(sent + late_limit);
+        self.on_answer(&config, unanswered, sent, answer);
         if let Ok(outcomes) = timeout(late_limit - limit, call).await {
             self.on_late_answer(&config, &leases, sent, outcomes);
         }
@@ -201,13 +206,13 @@ impl RenewalScheduler {
         }
     }
 
-    /// The answer to the renewal that was sent at `sent`; `None` if there is none in time.
+    /// What is known at the first time limit about the renewal that was sent at `sent`.
     fn on_answer(
         &self,
         config: &RenewalConfig,
         mut unanswered: Unanswered<'_>,
         sent: Instant,
-        answer: Option<Vec<Result<LeaseStatus, BackendError>>>,
+        answer: RenewalAnswer,
     ) {
         let now = config.clock.now();
         let silence = || {
@@ -216,7 +221,10 @@ impl RenewalScheduler {
                 "the store did not answer a renewal in time",
             ))
         };
-        let outcomes = answer.unwrap_or_else(|| vec![silence()]);
+        let (outcomes, end) = match answer {
+            RenewalAnswer::Outcomes(outcomes) => (outcomes, now),
+            RenewalAnswer::AwaitedUntil(end) => (vec![silence()], end),
+        };
         (config.on_outcome)(sent, BackendError::of_all(&outcomes));
         let mut outcomes = outcomes.into_iter();
         // Not by value: a drop half-way reports the leases that are left.
@@ -240,7 +248,7 @@ impl RenewalScheduler {
                     if lease.is_held() {
                         events::not_renewed(lease.origin(), lease.valid_for(), &error);
                     }
-                    lease.on_renewal_failed(now, error);
+                    lease.on_renewal_failed(now, end, error);
                 }
             }
             self.schedule(&lease);
@@ -255,6 +263,13 @@ fn end_without_holder(config: &RenewalConfig, lease: &Arc<Lease>) {
     }
 }
 
+/// What is known about a renewal at its first time limit.
+enum RenewalAnswer {
+    Outcomes(Vec<Result<LeaseStatus, BackendError>>),
+    /// Nothing yet.
+    AwaitedUntil(Instant),
+}
+
 /// Leases with a renewal in flight. Dropped before the answer, by a panic or because the driver's runtime ends, it
 /// reports a failed renewal for those that are left. So no lease stays in the phase of a renewal that never ends.
 struct Unanswered<'a> {
@@ -267,7 +282,8 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         for lease in self.leases.by_ref() {
             let error = BackendError::new(FailureKind::MaybeApplied, "a renewal was cut off");
-            lease.on_renewal_failed(self.clock.now(), error);
+            let now = self.clock.now();
+            lease.on_renewal_failed(now, now, error);
             self.renewals.schedule(&lease);
         }
     }

@@ -133,6 +133,7 @@ impl PoolCore {
             let lingering = Arc::<LingeringLeases>::default();
             let lingers = lingering.clone().expire(queue.clone(), release.clone());
             let renewal_config = RenewalConfig {
+                most_together: capabilities.most_renewals.max(1),
                 backend: config.backend.clone(),
                 clock,
                 driver: config.driver.clone(),

@@ -19,6 +19,7 @@ use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
 use crate::backend::sql::locked_rows::{LockedRows, fail_locked};
+use crate::backend::sql::renewal_queue::RenewalQueue;
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Instant;
@@ -61,8 +62,13 @@ impl<'a> MysqlBatch<'a> {
         Self { session, state, locked, channel: state.channel().clone(), limit, broken: None }
     }
 
-    /// Sends all requests and answers each, except acquires that stay in `steps` for the next jobs.
-    pub(crate) async fn run(&mut self, jobs: Jobs, steps: &mut AcquireSteps) {
+    /// Sends all requests and answers each, except those that stay in `steps` and `queue` for the next jobs.
+    pub(crate) async fn run(
+        &mut self,
+        jobs: Jobs,
+        steps: &mut AcquireSteps,
+        queue: &mut RenewalQueue,
+    ) {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;
@@ -79,6 +85,8 @@ impl<'a> MysqlBatch<'a> {
         if !behind.is_empty() {
             self.release(behind).await;
         }
+        queue.add(renewals);
+        let renewals = queue.next_part();
         if !renewals.is_empty() {
             self.renew(renewals).await;
         }

@@ -12,13 +12,13 @@ use crate::backend::backoff::Backoff;
 use crate::backend::mysql::batch::{MysqlBatch, script_limit};
 use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
-use crate::backend::mysql::renew::RENEWALS;
 use crate::backend::mysql::session::{MysqlSession, MysqlSessionIdentity};
 use crate::backend::mysql::sweep::RowSweep;
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
 use crate::backend::sql::locked_rows::LockedRows;
-use crate::backend::sql::sender::{CLAIMS, JobSender, Purpose};
+use crate::backend::sql::renewal_queue::RenewalQueue;
+use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::base::clock::Instant;
 
 /// Between two checks of a connection and of its server.
@@ -45,6 +45,7 @@ struct MysqlLink {
     locked: LockedRows,
     /// What earlier batches have left.
     steps: AcquireSteps,
+    renewals: RenewalQueue,
     sweep: RowSweep,
     looks: Looks,
 }
@@ -73,6 +74,7 @@ impl MysqlLink {
             predecessor: MysqlSessionIdentity::default(),
             locked: LockedRows::default(),
             steps,
+            renewals: RenewalQueue::default(),
             sweep,
             looks: Looks::new(now),
         }
@@ -87,6 +89,7 @@ impl MysqlLink {
                 Left::Ended(error, answered) => (error, answered),
             };
             self.steps.fail(&error);
+            self.renewals.fail(&error);
             if self.purpose == Purpose::Upkeep {
                 self.state.channel().clear();
                 self.state.watch_list().leave_queues(self.state.clock.now());
@@ -108,8 +111,7 @@ impl MysqlLink {
     async fn serve(&mut self, session: &mut MysqlSession) -> Left {
         let mut answered = self.state.clock.now();
         let mut check_at = answered + CHECK_EVERY;
-        let most = if self.purpose == Purpose::Claims { CLAIMS } else { RENEWALS };
-        let mut jobs = Vec::with_capacity(most);
+        let mut jobs = Vec::new();
         let state = self.state.clone();
         let is_upkeep = self.purpose == Purpose::Upkeep;
         loop {
@@ -118,12 +120,12 @@ impl MysqlLink {
             let wake_at = wake_at.into_iter().flatten().fold(check_at, Instant::min);
             tokio::select! {
                 biased;
-                count = self.inbox.recv_many(&mut jobs, most) => {
+                count = self.inbox.recv_many(&mut jobs, self.purpose.most_jobs()) => {
                     if count == 0 {
                         return Left::Closed;
                     }
                 }
-                () = std::future::ready(()), if !self.steps.is_empty() => {}
+                () = std::future::ready(()), if self.has_more() => {}
                 () = state.watched.notified(), if is_upkeep => continue,
                 () = state.clock.sleep_until(wake_at) => {}
             }
@@ -139,7 +141,7 @@ impl MysqlLink {
             let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
             for jobs in batches {
                 // After the end of the connection they fail without being sent.
-                batch.run(jobs, &mut self.steps).await;
+                batch.run(jobs, &mut self.steps, &mut self.renewals).await;
             }
             if is_upkeep && self.sweep.due() <= now {
                 self.sweep.run(&mut batch).await;
@@ -163,6 +165,11 @@ impl MysqlLink {
             Purpose::Claims => None,
         };
         interval.map(|interval| self.looks.due(interval))
+    }
+
+    /// Whether an earlier batch has left something.
+    fn has_more(&self) -> bool {
+        !self.steps.is_empty() || !self.renewals.is_empty()
     }
 
     /// Opens the connection again. Meanwhile requests fail immediately. `None` if the pool is closed.

@@ -1,7 +1,6 @@
 //! Renewals and reads on one connection.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -10,52 +9,43 @@ use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::packet::{by_count_of_keys, bytes_in_lists};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::LONG_TRANSACTIONS;
-use crate::backend::sql::job::{Reads, Renewals, answer};
+use crate::backend::sql::job::{Reads, answer};
 use crate::backend::sql::locked_rows::row_is_locked;
+use crate::backend::sql::renewal_queue::{LeaseId, QueuedRenewal, RENEWALS, id_of};
 use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
-/// How many leases are renewed together, with as many keys in one statement, which locks their rows until its flush. Over a slow
-/// link, two round trips renew as many.
-pub(super) const RENEWALS: usize = 5_120;
-
-/// A lease by its owner and keys.
-type RenewedLease = (Owner, Arc<[Key]>);
-
 /// What is known about leases that are renewed.
 #[derive(Default)]
 struct Renewed {
-    held: HashSet<RenewedLease>,
+    held: HashSet<LeaseId>,
     /// Held by the owner, with rows that another session kept locked for the whole time.
-    locked: HashSet<RenewedLease>,
+    locked: HashSet<LeaseId>,
 }
 
 impl MysqlBatch<'_> {
-    pub(super) async fn renew(&mut self, renewals: Renewals) {
-        let keys = renewals.iter().flat_map(|(lease, _)| lease.keys.iter());
+    pub(super) async fn renew(&mut self, renewals: Vec<QueuedRenewal>) {
+        let keys = renewals.iter().flat_map(|renewal| renewal.lease.keys.iter());
         let longest = keys.map(|key| key.as_str().len()).max().unwrap_or_default();
         let together = self.session.parts(RENEWALS, bytes_in_lists(longest));
         // One time limit for all parts: the callers wait for the last part.
         let deadline = self.now() + self.state.connector.limits.request / 4;
-        for renewals in by_count_of_keys(renewals, |(lease, _)| lease.keys.len(), together) {
-            let leases = distinct(renewals.iter().map(|(lease, _)| lease));
+        for renewals in by_count_of_keys(renewals, |it| it.lease.keys.len(), together) {
+            let leases = renewals.iter().map(|renewal| &renewal.lease).collect();
             let mut renewed = Renewed::default();
             let done = self.renew_together(leases, deadline, &mut renewed).await;
-            for (lease, reply) in renewals {
-                let lease = (lease.owner, lease.keys);
-                answer(
-                    reply,
-                    match &done {
-                        _ if renewed.held.contains(&lease) => Ok(LeaseStatus::Held),
-                        Ok(()) if renewed.locked.contains(&lease) => {
-                            Err(row_is_locked(LONG_TRANSACTIONS))
-                        }
-                        Ok(()) => Ok(LeaseStatus::NotHeld),
-                        Err(error) => Err(error.clone()),
-                    },
-                );
+            for renewal in renewals {
+                let lease = id_of(&renewal.lease);
+                renewal.answer(&match &done {
+                    _ if renewed.held.contains(&lease) => Ok(LeaseStatus::Held),
+                    Ok(()) if renewed.locked.contains(&lease) => {
+                        Err(row_is_locked(LONG_TRANSACTIONS))
+                    }
+                    Ok(()) => Ok(LeaseStatus::NotHeld),
+                    Err(error) => Err(error.clone()),
+                });
             }
         }
     }
@@ -85,7 +75,7 @@ impl MysqlBatch<'_> {
                 return Ok(());
             }
             if self.now() >= deadline {
-                renewed.locked.extend(left.iter().map(|lease| (lease.owner, lease.keys.clone())));
+                renewed.locked.extend(left.iter().copied().map(id_of));
                 return Ok(());
             }
             sleep(PAUSE).await;
@@ -158,7 +148,7 @@ impl MysqlBatch<'_> {
         let held = if all_matched { HashSet::new() } else { self.held(leases).await? };
         let mut watch_list = self.state.watch_list();
         for lease in leases.iter().filter(|lease| all_matched || is_complete(lease, &held)) {
-            renewed.held.insert((lease.owner, lease.keys.clone()));
+            renewed.held.insert(id_of(lease));
             for key in lease.keys.iter() {
                 watch_list.renewed(key, lease.owner, until_from + lease.kept_for());
             }
@@ -206,10 +196,4 @@ fn is_complete(lease: &LeaseRef, held: &HashSet<Vec<u8>>) -> bool {
     let is_held =
         |key: &Key| held.contains(&[key.as_str().as_bytes(), lease.owner.as_bytes()].concat());
     lease.keys.iter().all(is_held)
-}
-
-/// Each lease once, so that the number of changed rows tells whether all are held.
-fn distinct<'a>(leases: impl Iterator<Item = &'a LeaseRef>) -> Vec<&'a LeaseRef> {
-    let mut seen = HashSet::new();
-    leases.filter(|lease| seen.insert((lease.owner, lease.keys.clone()))).collect()
 }

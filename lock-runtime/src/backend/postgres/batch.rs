@@ -19,6 +19,7 @@ use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, answer, moved, no_answer};
+use crate::backend::sql::renewal_queue::RenewalQueue;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Clock;
 
@@ -55,8 +56,8 @@ impl<'a> Batch<'a> {
         Self { session, server, statements, events, channel, clock, limit, broken }
     }
 
-    /// Sends all requests and answers each, except acquires that stay in `steps` for the next jobs.
-    pub(crate) async fn run(&self, jobs: Jobs, steps: &mut AcquireSteps) {
+    /// Sends all requests and answers each, except those that stay in `steps` and `queue` for the next jobs.
+    pub(crate) async fn run(&self, jobs: Jobs, steps: &mut AcquireSteps, queue: &mut RenewalQueue) {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;
@@ -71,6 +72,8 @@ impl<'a> Batch<'a> {
         if !behind.is_empty() {
             self.release(behind).await;
         }
+        queue.add(renewals);
+        let renewals = queue.next_part();
         if !renewals.is_empty() {
             self.renew(renewals).await;
         }

@@ -10,14 +10,14 @@ use tokio::time::timeout;
 use crate::backend::backoff::Backoff;
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::channel::{self, ChannelPayload, PROBE};
-use crate::backend::postgres::renew::RENEWALS;
 use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, OnPayload, ServerProcess, Session};
 use crate::backend::postgres::sweep::Sweep;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
-use crate::backend::sql::sender::{CLAIMS, JobSender, Purpose};
+use crate::backend::sql::renewal_queue::RenewalQueue;
+use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -66,6 +66,7 @@ struct LinkTask {
     predecessor: Option<ServerProcess>,
     /// What earlier batches have left.
     steps: AcquireSteps,
+    renewals: RenewalQueue,
     sweep: Sweep,
 }
 
@@ -73,7 +74,8 @@ impl LinkTask {
     fn new(state: Arc<PoolState>, purpose: Purpose, inbox: UnboundedReceiver<StoreJob>) -> Self {
         let sweep = Sweep::new(&state.connector.database, state.clock.now());
         let steps = AcquireSteps::new(state.clock, state.connector.limits.request);
-        Self { state, purpose, inbox, predecessor: None, steps, sweep }
+        let renewals = RenewalQueue::default();
+        Self { state, purpose, inbox, predecessor: None, steps, renewals, sweep }
     }
 
     async fn run(mut self, mut session: Session) {
@@ -82,6 +84,7 @@ impl LinkTask {
             let up_since = self.state.clock.now();
             let Some((error, answered)) = self.serve(&mut session).await else { return };
             self.steps.fail(&error);
+            self.renewals.fail(&error);
             if self.purpose == Purpose::Upkeep {
                 self.state.channel().clear();
             }
@@ -102,8 +105,7 @@ impl LinkTask {
     /// pool is closed.
     async fn serve(&mut self, session: &mut Session) -> Option<(BackendError, Instant)> {
         let mut answered = self.state.clock.now();
-        let most = if self.purpose == Purpose::Claims { CLAIMS } else { RENEWALS };
-        let mut jobs = Vec::with_capacity(most);
+        let mut jobs = Vec::new();
         let server = self.state.connector.server();
         loop {
             let idle_until = answered + IDLE_CHECK;
@@ -112,12 +114,12 @@ impl LinkTask {
                 ended = &mut session.ended => {
                     return Some((ended.unwrap_or_else(|_| no_answer()), answered));
                 }
-                count = self.inbox.recv_many(&mut jobs, most) => {
+                count = self.inbox.recv_many(&mut jobs, self.purpose.most_jobs()) => {
                     if count == 0 {
                         return None;
                     }
                 }
-                () = std::future::ready(()), if !self.steps.is_empty() => {}
+                () = std::future::ready(()), if self.has_more() => {}
                 () = self.state.clock.sleep_until(idle_until.min(self.sweep.due())),
                     if self.purpose == Purpose::Upkeep =>
                 {
@@ -132,7 +134,7 @@ impl LinkTask {
                 let channel = state.channel().clone();
                 let (connector, events, clock) = (&state.connector, &state.events, state.clock);
                 let batch = Batch::new(session, connector, &server, events, channel, clock);
-                batch.run(jobs, &mut self.steps).await;
+                batch.run(jobs, &mut self.steps, &mut self.renewals).await;
                 if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
                     self.sweep.run(&batch).await;
                 }
@@ -145,6 +147,11 @@ impl LinkTask {
             }
             answered = self.state.clock.now();
         }
+    }
+
+    /// Whether an earlier batch has left something.
+    fn has_more(&self) -> bool {
+        !self.steps.is_empty() || !self.renewals.is_empty()
     }
 
     /// Opens the connection again. Meanwhile requests fail immediately. `None` if the pool is closed.

@@ -1,23 +1,16 @@
 //! Renewals and reads on one connection.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use tokio_postgres::types::Type;
 
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::schema::{Parameters, Sql};
 use crate::backend::postgres::session::get;
-use crate::backend::sql::job::{Reads, Renewals, answer};
+use crate::backend::sql::job::{Reads, answer};
+use crate::backend::sql::renewal_queue::{LeaseId, QueuedRenewal, id_of};
 use crate::backend::sql::tables::micros;
-use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
-use crate::base::key::Key;
-
-/// How many leases one statement renews, and the most requests of one batch of renewals. It locks their rows until its flush.
-pub(super) const RENEWALS: usize = 1_000;
-
-/// A lease by its owner and keys.
-type HeldKeys = (Owner, Arc<[Key]>);
+use crate::backend::{BackendError, LeaseRef, LeaseStatus};
 
 /// The keys of several leases, as columns with one element for each key.
 #[derive(Default)]
@@ -43,33 +36,25 @@ impl<'a> AskedKeys<'a> {
 }
 
 impl Batch<'_> {
-    pub(super) async fn renew(&self, mut renewals: Renewals) {
-        while !renewals.is_empty() {
-            let rest = renewals.split_off(renewals.len().min(RENEWALS));
-            let mut held = HashSet::new();
-            // First what is not locked, so that a lock delays no other renewal.
-            let leases = distinct(renewals.iter().map(|(lease, _)| lease));
-            let first = self.renew_together(&self.statements.renew, leases, &mut held).await;
-            let leases = renewals.iter().map(|(lease, _)| lease);
-            let left =
-                distinct(leases.filter(|lease| !held.contains(&(lease.owner, lease.keys.clone()))));
-            let second = match first {
-                Ok(()) if left.is_empty() => Ok(()),
-                Ok(()) => self.renew_together(&self.statements.renew_rest, left, &mut held).await,
-                Err(error) => Err(error),
-            };
-            for (lease, reply) in renewals {
-                let is_held = held.contains(&(lease.owner, lease.keys));
-                answer(
-                    reply,
-                    match &second {
-                        _ if is_held => Ok(LeaseStatus::Held),
-                        Ok(()) => Ok(LeaseStatus::NotHeld),
-                        Err(error) => Err(error.clone()),
-                    },
-                );
-            }
-            renewals = rest;
+    pub(super) async fn renew(&self, renewals: Vec<QueuedRenewal>) {
+        let mut held = HashSet::new();
+        // First what is not locked, so that a lock delays no other renewal.
+        let leases: Vec<_> = renewals.iter().map(|renewal| &renewal.lease).collect();
+        let first = self.renew_together(&self.statements.renew, &leases, &mut held).await;
+        let left: Vec<_> =
+            leases.into_iter().filter(|lease| !held.contains(&id_of(lease))).collect();
+        let second = match first {
+            Ok(()) if left.is_empty() => Ok(()),
+            Ok(()) => self.renew_together(&self.statements.renew_rest, &left, &mut held).await,
+            Err(error) => Err(error),
+        };
+        for renewal in renewals {
+            let is_held = held.contains(&id_of(&renewal.lease));
+            renewal.answer(&match &second {
+                _ if is_held => Ok(LeaseStatus::Held),
+                Ok(()) => Ok(LeaseStatus::NotHeld),
+                Err(error) => Err(error.clone()),
+            });
         }
     }
 
@@ -77,12 +62,12 @@ impl Batch<'_> {
     async fn renew_together(
         &self,
         statement: &Sql,
-        leases: Vec<&LeaseRef>,
-        held: &mut HashSet<HeldKeys>,
+        leases: &[&LeaseRef],
+        held: &mut HashSet<LeaseId>,
     ) -> Result<(), BackendError> {
         let AskedKeys { numbers, keys, owners } = AskedKeys::of(leases.iter().copied());
         let (mut kept, mut counts) = (Vec::new(), Vec::new());
-        for lease in &leases {
+        for lease in leases {
             for _ in lease.keys.iter() {
                 kept.push(micros(lease.kept_for()));
                 counts.push(i64::try_from(lease.keys.len()).unwrap_or(i64::MAX));
@@ -99,7 +84,7 @@ impl Batch<'_> {
         for row in &self.query(statement, &parameters).await? {
             let number = usize::try_from(get::<i64>(row, 0)?).unwrap_or(usize::MAX);
             if let Some(lease) = leases.get(number) {
-                held.insert((lease.owner, lease.keys.clone()));
+                held.insert(id_of(lease));
             }
             if get(row, 2)?
                 && let Ok(key) = std::str::from_utf8(get(row, 1)?)
@@ -137,10 +122,4 @@ impl Batch<'_> {
         }
         Ok(counts)
     }
-}
-
-/// Each lease once: a row is changed once by a statement, and returned for one of its leases.
-fn distinct<'a>(leases: impl Iterator<Item = &'a LeaseRef>) -> Vec<&'a LeaseRef> {
-    let mut seen = HashSet::new();
-    leases.filter(|lease| seen.insert((lease.owner, lease.keys.clone()))).collect()
 }

@@ -9,6 +9,7 @@ pub(crate) mod listed_keys;
 pub(crate) mod locked_rows;
 pub(crate) mod parts;
 pub(crate) mod pin;
+pub(crate) mod renewal_queue;
 pub(crate) mod sender;
 pub(crate) mod store;
 pub(crate) mod stored_info;

@@ -19,6 +19,16 @@ pub(crate) enum Purpose {
     Upkeep,
 }
 
+impl Purpose {
+    /// The most jobs of one batch. Renewals are limited by their queue.
+    pub(crate) fn most_jobs(self) -> usize {
+        match self {
+            Self::Claims => CLAIMS,
+            Self::Upkeep => usize::MAX,
+        }
+    }
+}
+
 /// Sends jobs to the task of a connection. Dropping it ends the task immediately, and a statement that was sent may still run.
 /// [`close`](Self::close) ends the task after what is pending.
 pub(crate) struct JobSender {

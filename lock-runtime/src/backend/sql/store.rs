@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
 
 use crate::backend::queue_events::{QueueEvents, UnclaimedGrant};
-use crate::backend::sql::job::{StoreJob, no_answer};
+use crate::backend::sql::job::StoreJob;
 use crate::backend::sql::listed_keys::ListedKeys;
 use crate::backend::sql::pin::FenceTable;
+use crate::backend::sql::renewal_queue::RENEWALS;
 use crate::backend::sql::sender::{AwaitedAnswer, CLAIMS, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
-    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, TIME_PER_REQUEST,
-    Warning,
+    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -29,8 +28,6 @@ pub(crate) struct SqlStore {
     unclaimed: AbortHandle,
     /// With pins.
     fences: Option<FenceTable>,
-    /// The time for the answers to a renewal.
-    renewal_limit: Duration,
 }
 
 impl Drop for SqlStore {
@@ -56,9 +53,7 @@ impl SqlStore {
         };
         let unclaimed = release_unclaimed(found, request_timeout, release);
         let unclaimed = tokio::spawn(unclaimed).abort_handle();
-        // The call ends at the request timeout, with all answers that have arrived.
-        let renewal_limit = request_timeout * 19 / 20;
-        Self { events, claims, upkeep, unclaimed, fences: None, renewal_limit }
+        Self { events, claims, upkeep, unclaimed, fences: None }
     }
 
     /// The store, with pins by `fences` if there is such a table.
@@ -78,6 +73,7 @@ impl Backend for SqlStore {
             // A connection sends one batch after the other: over a slow link, what is sent in excess is answered too late.
             paced: true,
             least_in_flight: 2 * CLAIMS,
+            most_renewals: RENEWALS,
             ..Capabilities::default()
         }
     }
@@ -110,9 +106,7 @@ impl Backend for SqlStore {
             .iter()
             .map(|lease| self.upkeep.send(|reply| StoreJob::Renew((lease.clone(), reply))))
             .collect();
-        // The store gets more time for very many leases.
-        let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
-        all_in_time(answers, self.renewal_limit + TIME_PER_REQUEST * count).await
+        all(answers).await
     }
 
     async fn release(
@@ -162,25 +156,10 @@ impl Backend for SqlStore {
     }
 }
 
-/// The answers that arrive within `limit`. Many requests are split into parts that are sent one after another.
-async fn all_in_time<T>(
-    answers: Vec<AwaitedAnswer<T>>,
-    limit: Duration,
-) -> Vec<Result<T, BackendError>> {
-    let (count, mut outcomes) = (answers.len(), Vec::with_capacity(answers.len()));
-    let _ = timeout(limit, collect(answers, &mut outcomes)).await;
-    outcomes.resize_with(count, || Err(no_answer()));
-    outcomes
-}
-
 async fn all<T>(answers: Vec<AwaitedAnswer<T>>) -> Vec<Result<T, BackendError>> {
     let mut outcomes = Vec::with_capacity(answers.len());
-    collect(answers, &mut outcomes).await;
-    outcomes
-}
-
-async fn collect<T>(answers: Vec<AwaitedAnswer<T>>, outcomes: &mut Vec<Result<T, BackendError>>) {
     for answer in answers {
         outcomes.push(answer.get().await);
     }
+    outcomes
 }

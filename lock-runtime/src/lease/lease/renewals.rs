@@ -48,14 +48,17 @@ impl Lease {
         });
     }
 
-    /// A renewal failed for a reason that may pass. The next one is due after a pause.
-    pub(crate) fn on_renewal_failed(&self, now: Instant, error: BackendError) {
+    /// A renewal failed for a reason that may pass. The next one is due after a pause. This one ends at `end`, which is later
+    /// than now if its answer is still awaited.
+    pub(crate) fn on_renewal_failed(&self, now: Instant, end: Instant, error: BackendError) {
         let pause = self.ttl.get() / 24;
         if error.kind() == FailureKind::MaybeApplied {
             // Before a release that waits for this renewal goes on.
-            self.state().late_renewals_until = Some(now + self.ttl.stored());
+            let mut state = self.state();
+            let until = Some(end + self.ttl.stored());
+            state.late_renewals_until = state.late_renewals_until.max(until);
         }
-        self.renewal_over(now, |state| {
+        self.renewal_over(end, |state| {
             state.next_renewal = Some(now + pause);
             state.unconfirmed = Some(error);
         });

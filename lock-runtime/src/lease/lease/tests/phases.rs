@@ -148,7 +148,7 @@ async fn a_failed_renewal_is_repeated_soon_and_in_doubt() {
     let start = lease.granted_at;
     assert!(lease.unconfirmed().is_none());
     renew(&lease);
-    lease.on_renewal_failed(start + secs(3), failure());
+    lease.on_renewal_failed(start + secs(3), start + secs(3), failure());
     assert_eq!(lease.unconfirmed().unwrap().message(), "planned");
     assert_eq!(lease.valid_until(), start + lease.ttl.validity());
     // It may have been applied as late as it failed.
@@ -312,7 +312,7 @@ async fn a_renewal_without_an_answer_may_have_an_effect_for_one_ttl_also_under_t
     let until = |lease: &Lease| lease.late_renewals_until();
     let fails = |lease: &Lease, kind: FailureKind| {
         renew(lease);
-        lease.on_renewal_failed(clock.now(), BackendError::new(kind, "planned"));
+        lease.on_renewal_failed(clock.now(), clock.now(), BackendError::new(kind, "planned"));
     };
     let lease = granted(plain(), clock);
     for kind in [FailureKind::NotApplied, FailureKind::Rejected] {
@@ -320,7 +320,12 @@ async fn a_renewal_without_an_answer_may_have_an_effect_for_one_ttl_also_under_t
         assert_eq!(until(&lease), None);
     }
     fails(&lease, FailureKind::MaybeApplied);
-    let first = clock.now() + TTL;
+    assert_eq!(until(&lease), Some(clock.now() + TTL));
+    renew(&lease);
+    // This one stays in flight for a second.
+    let silence = BackendError::new(FailureKind::MaybeApplied, "planned");
+    lease.on_renewal_failed(clock.now(), clock.now() + secs(1), silence);
+    let first = clock.now() + secs(1) + TTL;
     assert_eq!(until(&lease), Some(first));
     renew(&lease);
     lease.on_renewed(clock.now(), secs(3));
@@ -342,7 +347,7 @@ async fn a_release_waits_for_the_renewal_in_flight_and_a_lost_one_too() {
     type Answer = fn(&Lease, Instant);
     let answers: [Answer; 3] = [
         |lease, now| lease.on_renewed(now, secs(3)),
-        |lease, now| lease.on_renewal_failed(now, failure()),
+        |lease, now| lease.on_renewal_failed(now, now, failure()),
         |lease, now| lease.on_not_held(now),
     ];
     for (answer, is_lost) in answers.into_iter().flat_map(|it| [(it, false), (it, true)]) {
@@ -403,7 +408,7 @@ async fn an_expedited_renewal_is_due_at_once_unless_there_is_none() {
     lease.expedite(now);
     renew(&lease);
     lease.expedite(now + secs(1));
-    lease.on_renewal_failed(now, failure());
+    lease.on_renewal_failed(now, now, failure());
     assert_eq!(lease.due(), Some(now + secs(1)), "without the pause behind a failure");
     let fixed = granted(plain().renew(Renew::Off), clock);
     let due = fixed.due();
@@ -524,7 +529,7 @@ async fn a_late_answer_extends_a_lease_that_is_held() {
     let sent = clock.now();
     assert!(renewing(&lease, sent + TTL / 3));
     pass(secs(1)).await;
-    lease.on_renewal_failed(clock.now(), failed());
+    lease.on_renewal_failed(clock.now(), clock.now(), failed());
     let (before, due) = (valid_for(&lease), lease.due());
     assert!(lease.on_late_answer(sent) && lease.unconfirmed().is_none());
     assert_eq!(valid_for(&lease), before + secs(3));
@@ -535,7 +540,7 @@ async fn a_late_answer_extends_a_lease_that_is_held() {
     assert_eq!(valid_for(&lease), before + secs(3));
     assert!(lease.on_late_answer(sent + secs(1)));
     assert_eq!(valid_for(&lease), before + secs(4));
-    lease.on_renewal_failed(clock.now(), failed());
+    lease.on_renewal_failed(clock.now(), clock.now(), failed());
     assert!(lease.begin_release());
     assert!(!lease.on_late_answer(sent + secs(1)));
     assert_eq!(valid_for(&lease), Duration::ZERO, "it is released");
