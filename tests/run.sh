@@ -269,7 +269,7 @@ if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then
 else
     echo "==> skipped: LOCK_TEST_RECIPES=on runs the recipes of the pin"
 fi
-RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
+RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps -p lock-macros -p lock-runtime
 step "running the quickstart" cargo run --quiet --example quickstart
 if command -v cargo-deny >/dev/null; then
     step "checking the dependencies" cargo deny --all-features check bans licenses sources
