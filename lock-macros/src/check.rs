@@ -1,6 +1,5 @@
 //! Checks the arguments against each other, the function and its parameters.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use quote::ToTokens;
@@ -10,10 +9,11 @@ use syn::{Expr, LitStr, Meta};
 use crate::args::Args;
 use crate::diagnostics::{Errors, Fault, closest, listed};
 use crate::item::{Function, Shape};
+use crate::literal_text::{self, braced};
 use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
-use crate::template::{Access, Name, Template};
-use crate::tokens::{idents, strings};
+use crate::template::{Access, Name, Slot, Template};
+use crate::tokens::{strings, uses};
 use crate::value::{Constant, Keys, Pool, Renew, Source, Time, Wait};
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
@@ -78,8 +78,7 @@ fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) 
     let Some(keys) = &args.keys else { return };
     for (literal, template) in keys.templates() {
         placeholders(literal, template, params, errors);
-        braces(literal, template, params, errors);
-        foreign_placeholders(literal, template, params, errors);
+        literal_text::check(literal, template, params, errors);
         reserved(literal, errors);
     }
     for expression in keys.expressions() {
@@ -87,30 +86,25 @@ fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) 
     }
 }
 
-/// In an expression, as in `concat!("order:", "<id>")`, a placeholder is text, and all ids would share one key. An expression
-/// that uses the parameter too may replace the text: `TEMPLATE.replace("<id>", &id)`.
+/// In an expression, as in `concat!("order:", "<id>")`, a placeholder is text, and all ids would share one key. So is `{id}`
+/// outside a macro. An expression that uses the parameter too may replace the text: `TEMPLATE.replace("<id>", &id)`.
 fn placeholders_in_code(expression: &Expr, params: &Params, errors: &mut Errors) {
-    let names = idents(expression.to_token_stream());
-    let literals = strings(expression.to_token_stream());
-    let is_used = |name: &String| {
-        let captured = format!("{{{name}");
-        names.contains(name) || literals.iter().any(|it| it.value().contains(&captured))
-    };
-    for literal in &literals {
+    let used = uses(expression.to_token_stream());
+    let is_ignored = |name: &str| params.find(name).is_some() && used.iter().all(|it| it != name);
+    for (literal, may_be_format) in &strings(expression.to_token_stream()) {
         let text = literal.value();
-        let Ok(template) = Template::scan(&text) else { continue };
-        for slot in template.slots() {
-            let root = &slot.root.text;
-            if params.find(root).is_none() || is_used(root) {
-                continue;
-            }
-            let placeholder = format!("<{}>", slot.source);
-            let at = text.find(&placeholder).unwrap_or_default();
-            let range = at..at + placeholder.len();
-            let fault =
-                Fault::new(range, format!("`{placeholder}` is literal text in an expression"));
+        let template = Template::scan(&text);
+        let slots = template.iter().flat_map(Template::slots);
+        let ignored = slots.filter(|slot| is_ignored(&slot.root.text));
+        let mut ranges: Vec<_> = ignored.map(Slot::range).collect();
+        if !may_be_format {
+            let braced = braced(&text).filter(|braced| is_ignored(braced.name));
+            ranges.extend(braced.map(|braced| braced.range));
+        }
+        for range in ranges {
+            let message = format!("`{}` is literal text in an expression", &text[range.clone()]);
             let help = "write the key as one string literal, or build its text with `format!`";
-            errors.push_fault(literal, &fault.help(help));
+            errors.push_fault(literal, &Fault::new(range, message).help(help));
         }
     }
 }
@@ -185,88 +179,6 @@ fn unknown(name: &Name, params: &Params) -> Fault {
                 String::new()
             };
             fault.help(format!("available: {}{receiver}", listed(names())))
-        }
-    }
-}
-
-/// `{id}` is the syntax of `format!`. In a template with a placeholder, braces are a hash tag.
-fn braces(literal: &LitStr, template: &Template, params: &Params, errors: &mut Errors) {
-    if template.slots().next().is_some() {
-        return;
-    }
-    let text = literal.value();
-    for (at, _) in text.match_indices('{') {
-        // `${id}` is reported by `foreign_placeholders`.
-        if text[..at].ends_with(['#', '$']) {
-            continue;
-        }
-        let inside = &text[at + 1..];
-        let name = &inside
-            [..inside.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(inside.len())];
-        let ends = inside[name.len()..].starts_with(['}', '.', ':', '[']);
-        if ends && params.find(name).is_some() {
-            let range: Range<usize> =
-                at..at + 1 + inside.find('}').map_or(name.len(), |close| close + 1);
-            let path = inside[..inside.find(['}', ':']).unwrap_or(name.len())].trim_end();
-            errors.push_fault(
-                literal,
-                &Fault::new(range, "braces are literal text in a key")
-                    .help(format!("`<{path}>` interpolates; a hash tag is `{{<{path}>}}`")),
-            );
-        }
-    }
-}
-
-/// `#id`, `$id` and `${id}` name a parameter in other libraries; `{}` and `%s` stand for the next argument.
-fn foreign_placeholders(
-    literal: &LitStr,
-    template: &Template,
-    params: &Params,
-    errors: &mut Errors,
-) {
-    let text = literal.value();
-    let literal_text = "is literal text in a key";
-    for (at, _) in text.match_indices(['#', '$']) {
-        // As in `<r#match>`.
-        if text[..at].rfind('<') > text[..at].rfind('>') {
-            continue;
-        }
-        let inside = &text[at + 1..];
-        let braced = inside.starts_with('{');
-        let name_at = usize::from(braced);
-        let name = &inside[name_at..];
-        let path = &name[..name
-            .find(|c: char| c != '_' && c != '.' && !c.is_alphanumeric())
-            .unwrap_or(name.len())];
-        let root = path.split('.').next().unwrap_or_default();
-        if params.find(root).is_none() {
-            continue;
-        }
-        let path = path.trim_end_matches('.');
-        let end = at + 1 + name_at + path.len();
-        let end = end + usize::from(braced && text[end..].starts_with('}'));
-        errors.push_fault(
-            literal,
-            &Fault::new(at..end, format!("`{}` {literal_text}", &text[at..end]))
-                .help(format!("`<{path}>` interpolates")),
-        );
-    }
-    let Some(first) = params.names().find(|name| *name != "self") else { return };
-    if template.slots().next().is_some() {
-        return;
-    }
-    for sign in ["{}", "{:?}", "%s", "%d"] {
-        for (at, _) in text.match_indices(sign) {
-            // `50%discount` is a word.
-            let rest = &text[at + sign.len()..];
-            if sign.starts_with('%') && rest.starts_with(char::is_alphanumeric) {
-                continue;
-            }
-            errors.push_fault(
-                literal,
-                &Fault::new(at..at + sign.len(), format!("`{sign}` {literal_text}"))
-                    .help(format!("`<{}>` interpolates", first.unraw())),
-            );
         }
     }
 }

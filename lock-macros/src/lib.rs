@@ -11,6 +11,7 @@ mod expand;
 mod hostile_input;
 mod item;
 mod key;
+mod literal_text;
 mod on_conflict;
 mod params;
 mod paths;

@@ -23,6 +23,14 @@ pub(crate) struct Slot {
     pub(crate) tail: Vec<Access>,
 }
 
+impl Slot {
+    /// Where the placeholder is in the text, with its brackets.
+    pub(crate) fn range(&self) -> Range<usize> {
+        let start = self.root.range.start;
+        start - 1..start + self.source.len() + 1
+    }
+}
+
 /// The name of a parameter, without `r#`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Name {
