@@ -26,7 +26,7 @@ pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &
     keys(args, function, params, errors);
     pool(args, params, errors);
     guard(args, params, errors);
-    fallback(args, function, params, errors);
+    fallback(args, params, errors);
     times(args, errors);
     tries(args, errors);
     linger(args, errors);
@@ -215,23 +215,17 @@ fn guard(args: &Args, params: &Params, errors: &mut Errors) {
     }
 }
 
-fn fallback(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
+fn fallback(args: &Args, params: &Params, errors: &mut Errors) {
     let Some(OnConflict::Fallback(path)) = &args.on_conflict else { return };
-    if matches!(function.shape, Shape::Boxed { .. }) {
-        errors.push_over(
-            path,
-            "a fallback cannot be called from a boxed future, such as `#[async_trait]` makes\n\
-             help: return the error and call the fallback where `is_conflict()` says so",
-        );
-        return;
-    }
+    let message = "a fallback is called with the same arguments, so each parameter needs a name; destructure it in the body";
     for param in params.iter() {
         if let Param::Pattern { pattern, .. } = param {
-            errors.push_over(
-                pattern,
-                "a fallback is called with the same arguments, so each parameter needs a name; destructure it in the body",
-            );
+            errors.push_over(pattern, message);
         }
+    }
+    // `#[async_trait]` has moved the pattern into the body.
+    if params.has_generated() {
+        errors.push_over(path, message);
     }
 }
 
@@ -355,14 +349,16 @@ fn reentrant(args: &Args, errors: &mut Errors) {
     if args.reentrant != Some(true) {
         return;
     }
-    let min_hold = args.min_hold.as_ref().and_then(Time::constant);
+    let is_set = |time: &Option<Time>| {
+        time.as_ref().and_then(Time::constant).is_some_and(|time| !time.value.is_zero())
+    };
     // Computed values are checked at run time.
     let renews =
         !matches!(args.renew, Some(Renew::Flag(false, _) | Renew::Every(Time::Constant(_))));
     for (name, is_excluded) in [
         ("max_hold", args.max_hold.is_some()),
-        ("min_hold", min_hold.is_some_and(|min| !min.value.is_zero())),
-        ("lock_delay", args.lock_delay.is_some()),
+        ("min_hold", is_set(&args.min_hold)),
+        ("lock_delay", is_set(&args.lock_delay)),
         ("renew", !renews),
     ] {
         if let Some(span) = args.written(name).filter(|_| is_excluded) {

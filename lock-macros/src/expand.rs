@@ -12,7 +12,7 @@
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> {
 //!     let __error = match P::enter({
 //!         let __site = { static __SITE: P::Site = P::Site::new(..); P::submit! { .. } &__SITE };
-//!         let __call = P::Call::template(__site, "order:", &[("order.id", &order.id, "")]);
+//!         let __call = P::Call::template(__site, "order:", &[("order.id", &&order.id, "")]);
 //!         __call
 //!     }).run(async move {
 //!         if let Some(__anchor) = None::<Result<Receipt, Error>> { return __anchor; }
@@ -38,7 +38,7 @@ use crate::item::{Function, nameable};
 use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
 use crate::paths::{Runtime, located};
-use crate::tokens::idents;
+use crate::tokens::uses;
 use crate::value::{Count, Pool, Renew, Time, Wait};
 
 pub(crate) fn expand(args: &Args, function: &Function, params: &Params) -> TokenStream {
@@ -72,9 +72,15 @@ impl Expansion<'_> {
             (None, _) => self.run(&body),
         };
         let error = self.error();
+        let outcome = match self.conversion() {
+            Some(conversion) => quote_spanned! {span=>
+                let (__convert, __error) = (#conversion, #failed);
+            },
+            None => quote_spanned!(span=> let __error = #failed;),
+        };
         quote_spanned! {span=>
             #inner_attributes
-            let __error = #failed;
+            #outcome
             #error
         }
     }
@@ -175,13 +181,14 @@ impl Expansion<'_> {
     fn used_names(&self) -> Vec<String> {
         let mut expressions = self.settings();
         self.args.when.to_tokens(&mut expressions);
+        self.args.on_error.to_tokens(&mut expressions);
         let mut names = Vec::new();
         if let Some(keys) = &self.args.keys {
             let slots = keys.templates().flat_map(|(_, template)| template.slots());
             names.extend(slots.map(|slot| slot.root.text.clone()));
             keys.expressions().for_each(|expression| expression.to_tokens(&mut expressions));
         }
-        names.extend(idents(expressions));
+        names.extend(uses(expressions));
         names
     }
 
@@ -282,11 +289,22 @@ impl Expansion<'_> {
         }
     }
 
+    /// The closure of an `on_error` that is a block. The block is evaluated before the body takes the arguments.
+    fn conversion(&self) -> Option<TokenStream> {
+        let block = self.args.on_error.as_ref().filter(|it| matches!(it, Expr::Block(_)))?;
+        let span = located(block.span());
+        let runtime = self.runtime.at(span);
+        Some(quote_spanned!(span=> #runtime::conversion(#block)))
+    }
+
     fn error(&self) -> TokenStream {
         if let Some(on_error) = &self.args.on_error {
             let span = located(on_error.span());
             let runtime = self.runtime.at(span);
-            return quote_spanned!(span=> #runtime::on_error(#on_error, __error));
+            return match on_error {
+                Expr::Block(_) => quote_spanned!(span=> #runtime::on_error(__convert, __error)),
+                _ => quote_spanned!(span=> #runtime::on_error(#on_error, __error)),
+            };
         }
         let span = located(self.function.output_span());
         let runtime = self.runtime.at(span);

@@ -36,6 +36,8 @@ pub(crate) enum Shape {
         call: TokenStream,
         parens: Group,
         inner: AsyncBlock,
+        /// `as _`
+        cast: TokenStream,
     },
     Sync,
 }
@@ -139,9 +141,10 @@ impl Function {
         let block = match &self.shape {
             Shape::AsyncFn | Shape::Sync => body,
             Shape::AsyncBlock(block) => block.with_body(body),
-            Shape::Boxed { call, parens, inner } => {
+            Shape::Boxed { call, parens, inner, cast } => {
                 let mut block = call.clone();
                 block.append(regroup(parens, inner.with_body(body)));
+                block.extend(cast.clone());
                 block
             }
         };
@@ -159,13 +162,12 @@ impl Function {
 impl AsyncBlock {
     fn parse(tokens: TokenStream) -> Option<Self> {
         let mut tokens: Vec<_> = tokens.into_iter().collect();
-        let Some(TokenTree::Group(braces)) = tokens.pop() else { return None };
+        let braces = braces(tokens.pop()?.into())?;
         let keywords = tokens.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let matches = braces.delimiter() == Delimiter::Brace
-            && matches!(
-                keywords.iter().map(String::as_str).collect::<Vec<_>>()[..],
-                ["async"] | ["async", "move"]
-            );
+        let matches = matches!(
+            keywords.iter().map(String::as_str).collect::<Vec<_>>()[..],
+            ["async"] | ["async", "move"]
+        );
         matches.then(|| Self { keywords: tokens.into_iter().collect(), braces })
     }
 
@@ -314,6 +316,8 @@ fn shape(body: TokenStream) -> Shape {
         return Shape::AsyncBlock(block);
     }
     let mut call: Vec<_> = body.into_iter().collect();
+    let is_cast = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if word == "as");
+    let cast = call.iter().position(is_cast).map(|at| call.split_off(at)).unwrap_or_default();
     let Some(TokenTree::Group(parens)) = call.pop() else { return Shape::Sync };
     let path: String = call.iter().map(ToString::to_string).collect();
     let boxes = matches!(
@@ -321,7 +325,12 @@ fn shape(body: TokenStream) -> Shape {
         "Box::pin" | "std::boxed::Box::pin" | "alloc::boxed::Box::pin"
     );
     match AsyncBlock::parse(parens.stream()) {
-        Some(inner) if boxes => Shape::Boxed { call: call.into_iter().collect(), parens, inner },
+        Some(inner) if boxes => Shape::Boxed {
+            call: call.into_iter().collect(),
+            parens,
+            inner,
+            cast: cast.into_iter().collect(),
+        },
         _ => Shape::Sync,
     }
 }
@@ -352,10 +361,12 @@ fn future_output(future: &Type) -> Option<&Type> {
         Type::Group(group) => future_output(&group.elem),
         Type::Paren(paren) => future_output(&paren.elem),
         Type::Path(path) => {
-            let PathArguments::AngleBracketed(arguments) = &path.path.segments.last()?.arguments
-            else {
+            let last = path.path.segments.last()?;
+            let PathArguments::AngleBracketed(arguments) = &last.arguments else { return None };
+            // The arguments of an alias may be the output.
+            if last.ident != "Pin" && last.ident != "Box" {
                 return None;
-            };
+            }
             arguments.args.iter().find_map(|argument| match argument {
                 GenericArgument::Type(inner) => future_output(inner),
                 _ => None,
@@ -368,10 +379,11 @@ fn future_output(future: &Type) -> Option<&Type> {
 fn bound_output(bounds: &Punctuated<TypeParamBound, Token![+]>) -> Option<&Type> {
     bounds.iter().find_map(|bound| {
         let TypeParamBound::Trait(bound) = bound else { return None };
-        let PathArguments::AngleBracketed(arguments) = &bound.path.segments.last()?.arguments
-        else {
+        let last = bound.path.segments.last()?;
+        let PathArguments::AngleBracketed(arguments) = &last.arguments else { return None };
+        if last.ident != "Future" {
             return None;
-        };
+        }
         arguments.args.iter().find_map(|argument| match argument {
             GenericArgument::AssocType(assoc) if assoc.ident == "Output" => Some(&assoc.ty),
             _ => None,

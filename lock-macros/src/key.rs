@@ -83,7 +83,12 @@ impl Expansion<'_> {
             let source = spanned(Literal::string(&slot.source), self.span);
             let span = located(literal.span());
             let value = self.value(slot, span);
-            let value = quote_spanned!(span=> &#value);
+            // A field may be a `str`, which only a reference to it erases.
+            let is_field = matches!(slot.tail.last(), Some(Access::Field(_) | Access::Position(_)));
+            let value = match is_field && is_erasable(template) {
+                true => quote_spanned!(span=> &&#value),
+                false => quote_spanned!(span=> &#value),
+            };
             let behind = text(template.parts.get(at + 1));
             Some(quote_spanned!(self.span=> (#writer #source, #value, #behind)))
         });
@@ -134,15 +139,35 @@ impl Expansion<'_> {
 
 /// Whether all values of `template` can be borrowed at the same time, and by a pointer without their size.
 ///
-/// Methods may return guards of one mutex, and `[name]` or `[0]` may find a `str`. In that case the values are written one after
-/// another.
+/// Methods may return guards of one mutex, or borrow a parameter mutably, and `[name]` or `[0]` may find a `str`. In that case
+/// the values are written one after another.
 fn is_erasable(template: &Template) -> bool {
-    let is_method = |access: &Access| matches!(access, Access::Method(_));
     let is_lookup = |access: &Access| matches!(access, Access::Index(_) | Access::IndexBy(_));
-    let methods = template.slots().filter(|slot| slot.tail.iter().any(is_method));
+    let mut methods = template.slots().filter(|slot| calls_method(slot));
+    let is_exclusive = match (methods.next(), methods.next()) {
+        (None, _) => false,
+        (Some(method), None) => {
+            let uses = |slot: &&Slot| roots(slot).any(|name| name == method.root.text);
+            template.slots().filter(uses).count() > 1
+        }
+        _ => true,
+    };
     template.literal().is_none()
-        && methods.count() < 2
+        && !is_exclusive
         && !template.slots().any(|slot| slot.tail.last().is_some_and(is_lookup))
+}
+
+fn calls_method(slot: &Slot) -> bool {
+    slot.tail.iter().any(|access| matches!(access, Access::Method(_)))
+}
+
+/// The parameters in `<map[name].id>`.
+fn roots(slot: &Slot) -> impl Iterator<Item = &str> {
+    let indices = slot.tail.iter().filter_map(|access| match access {
+        Access::IndexBy(name) => Some(name),
+        _ => None,
+    });
+    std::iter::once(&slot.root).chain(indices).map(|name| name.text.as_str())
 }
 
 /// An identifier for a field or method, raw if its name is a keyword.

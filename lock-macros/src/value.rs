@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use proc_macro2::Span;
-use syn::{Error, Expr, ExprLit, ExprUnary, Ident, Lit, LitInt, LitStr, Path, Result, UnOp};
+use syn::{
+    Error, Expr, ExprBlock, ExprLit, ExprUnary, Ident, Lit, LitInt, LitStr, Path, Result, Stmt,
+    UnOp,
+};
 
 use crate::argument_names::example;
 use crate::diagnostics::{Errors, closest};
@@ -92,10 +95,11 @@ impl Keys {
     }
 }
 
-/// Removes the invisible groups around the values of `macro_rules!` fragments.
+/// Removes parentheses, and the invisible groups around the values of `macro_rules!` fragments.
 pub(crate) fn peel(value: Expr) -> Expr {
     match value {
         Expr::Group(group) => peel(*group.expr),
+        Expr::Paren(paren) => peel(*paren.expr),
         other => other,
     }
 }
@@ -223,6 +227,7 @@ pub(crate) fn renew(value: Expr, errors: &mut Errors) -> Option<Renew> {
 pub(crate) fn on_error(value: Expr) -> Result<Expr> {
     match &value {
         Expr::Path(_) | Expr::Closure(_) => Ok(value),
+        Expr::Block(block) if ends_in_a_closure(block) => Ok(value),
         Expr::Call(call) if matches!(*call.func, Expr::Path(_)) => Err(Error::new_spanned(
             &value,
             format!("name the function without calling it: `on_error = {}`", tokens(&call.func)),
@@ -233,6 +238,11 @@ pub(crate) fn on_error(value: Expr) -> Result<Expr> {
              help: write `on_error = path::to::function` or `on_error = |error| ...`",
         )),
     }
+}
+
+fn ends_in_a_closure(block: &ExprBlock) -> bool {
+    block.label.is_none()
+        && matches!(block.block.stmts.last(), Some(Stmt::Expr(Expr::Closure(_), None)))
 }
 
 pub(crate) fn pool(value: Expr) -> Result<Pool> {

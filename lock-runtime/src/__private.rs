@@ -43,6 +43,11 @@ where
     values.into_iter().map(key).collect()
 }
 
+/// `on_error = { .. closure }`: gives the closure its type before the body runs.
+pub fn conversion<R, F: FnOnce(LockError) -> R>(convert: F) -> F {
+    convert
+}
+
 /// `on_error = expression`: gives the closure its type.
 pub fn on_error<R>(convert: impl FnOnce(LockError) -> R, error: LockError) -> R {
     convert(error)

@@ -198,7 +198,7 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `on_conflict` | `"error"` `"skip"`, or an async function with the same arguments | `"error"` | what the call returns if the lock is held by another owner for the whole of `wait` |
 /// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` | a lost lease drops the body at its next await, or is only visible through the guard |
 /// | `release` | `"await"` `"background"` | `"await"` | whether the result waits until the store has freed the lock |
-/// | `on_error` | path or closure `Fn(`[`LockError`]`) -> R` | [`FromLockError`] | builds the return value where its type cannot carry a [`LockError`] |
+/// | `on_error` | path or closure `Fn(`[`LockError`]`) -> R`, or a block that ends in one | [`FromLockError`] | builds the return value where its type cannot carry a [`LockError`] |
 /// | `pool` | `"name"`, or an expression that is a [`LockPool`] | `"default"` | which pool |
 /// | `guard` | identifier that is a `&`[`LockGuard`] in the body | none | fence, `is_held()` and `lost()` for the body |
 /// | `when` | bool expression over the arguments | `true` | `false`: the body runs without the lock |
@@ -209,9 +209,14 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 ///
 /// `"skip"` returns the empty value of `()`, `Option<_>`, `Result<(), E>` or `Result<Option<_>, E>`.
 ///
+/// A fallback is called with the arguments by name, so no parameter may be a pattern such as `Path(id): Path<u64>`.
+///
+/// `on_error` is evaluated after the body: it can use what the body does not take. A block that ends in a closure is evaluated
+/// before the keys, and keeps a copy for the closure: `on_error = { let id = id.clone(); move |error| .. }`.
+///
 /// `linger` cannot be combined with `keys`, `max_hold`, `min_hold` and `renew = false`. `reentrant = true` cannot be
-/// combined with `max_hold`, `min_hold`, `lock_delay` and a `renew` other than `true`. [`LockRequest::reentrant`] has the
-/// rules for a call that passes through.
+/// combined with `max_hold`, a `min_hold` or `lock_delay` above zero, and a `renew` other than `true`.
+/// [`LockRequest::reentrant`] has the rules for a call that passes through.
 ///
 /// # Placeholders
 ///

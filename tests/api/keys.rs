@@ -1,8 +1,9 @@
 //! Different arguments never give the same key.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lock_runtime::__private::{KeyPart, Location, LockOptions, Site, literal, template};
@@ -383,6 +384,22 @@ async fn an_empty_argument_ends_the_call_before_the_body() {
     assert_eq!(error.kind(), ErrorKind::InvalidKey);
     let error = pool.lock_all(["a", ""]).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidKey);
+}
+
+#[test]
+fn text_of_every_type_is_a_key() {
+    let text = String::from("order:7");
+    let keys = [
+        Key::from(text.as_str()),
+        Key::from(&text.as_str()),
+        Key::from(&text),
+        Key::from(text.clone()),
+        Key::from(text.clone().into_boxed_str()),
+        Key::from(Arc::<str>::from(text.as_str())),
+        Key::from(Cow::Borrowed(text.as_str())),
+        Key::from(Cow::<'static, str>::Owned(text.clone())),
+    ];
+    assert!(keys.iter().all(|key| key.as_str() == text), "{keys:?}");
 }
 
 #[test]

@@ -82,6 +82,32 @@ mod conflict {
         assert_eq!(falls_back(&pool, 1, "ben".into()).await.unwrap(), "ben did 1");
     }
 
+    #[async_trait::async_trait]
+    trait Jobs {
+        async fn run(&self, name: String) -> Result<String, LockError>;
+    }
+
+    #[async_trait::async_trait]
+    impl Jobs for LockPool {
+        #[distributed_lock(key = "job:<name>", pool = self, wait = "0s", on_conflict = named)]
+        async fn run(&self, name: String) -> Result<String, LockError> {
+            Ok(name)
+        }
+    }
+
+    async fn named(pool: &LockPool, name: String) -> Result<String, LockError> {
+        instead(pool, 1, name).await
+    }
+
+    #[tokio::test]
+    async fn a_method_of_async_trait_falls_back() {
+        let pool = memory().await;
+        let held = pool.lock("job:1").acquire().await.unwrap();
+        assert_eq!(pool.run("1".into()).await.unwrap(), "1 did not, free: false");
+        held.release().await.unwrap();
+        assert_eq!(pool.run("1".into()).await.unwrap(), "1");
+    }
+
     #[tokio::test]
     async fn a_dead_store_is_no_conflict() {
         let (pool, faults) = on_virtual_time("memory://", |it| it).await;
@@ -114,6 +140,18 @@ mod error {
         200
     }
 
+    /// The body takes the argument, and so does the closure.
+    #[distributed_lock(
+        key = "e:<name>",
+        pool = pool,
+        wait = "0s",
+        on_error = { let name = name.clone(); move |error: LockError| Err((name, error.kind())) }
+    )]
+    async fn block(pool: &LockPool, name: String) -> Result<usize, (String, ErrorKind)> {
+        drop(name);
+        Ok(1)
+    }
+
     #[derive(Debug)]
     struct Mine(ErrorKind);
 
@@ -142,6 +180,15 @@ mod error {
         let (dead, faults) = on_virtual_time("memory://", |it| it).await;
         faults.always(Fault::Fail(FailureKind::Rejected));
         assert_eq!(path(&dead).await, 503);
+    }
+
+    #[tokio::test]
+    async fn a_block_gives_the_conversion_what_the_body_takes() {
+        let pool = memory().await;
+        assert_eq!(block(&pool, "a".into()).await, Ok(1));
+        let held = pool.lock("e:a").acquire().await.unwrap();
+        assert_eq!(block(&pool, "a".into()).await, Err(("a".into(), ErrorKind::Conflict)));
+        held.release().await.unwrap();
     }
 }
 

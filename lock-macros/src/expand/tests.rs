@@ -32,7 +32,7 @@ fn a_method_with_an_erased_return_type() {
             let __call = ::lock_runtime::__private::Call::template(
                 __site,
                 "order:",
-                &[("order.id", &order.id, "")],
+                &[("order.id", &&order.id, "")],
             );
             __call
         })
@@ -237,6 +237,19 @@ fn values_of_methods_do_not_live_at_the_same_time() {
             __call
 "#;
     assert!(two.contains(expected), "{two}");
+}
+
+/// A method may borrow its parameter mutably.
+#[test]
+fn a_method_is_alone_with_its_parameter() {
+    let item = "async fn load(a: &mut Job, b: Job) {}";
+    let erased = |key: &str| expanded(&format!("key = {key:?}"), item).contains("Call::template(");
+    for key in ["<a.next()>", "<a.next()>:<b.id>", "<a.id>:<b.id>"] {
+        assert!(erased(key), "{key}");
+    }
+    for key in ["<a.id>:<a.next()>", "<a.next()>:<a>", "<a.next()>:<b[a].id>"] {
+        assert!(!erased(key), "{key}");
+    }
 }
 
 #[test]

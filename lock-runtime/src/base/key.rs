@@ -61,12 +61,23 @@ impl From<&String> for Key {
     }
 }
 
-impl From<Cow<'static, str>> for Key {
-    fn from(text: Cow<'static, str>) -> Self {
-        match text {
-            Cow::Borrowed(text) => Self::from_static(text),
-            Cow::Owned(text) => Self::from(text),
-        }
+/// An item of an iterator over texts.
+impl From<&&str> for Key {
+    fn from(text: &&str) -> Self {
+        Self::from(*text)
+    }
+}
+
+impl From<Box<str>> for Key {
+    fn from(text: Box<str>) -> Self {
+        Self(Text::Shared(text.into()))
+    }
+}
+
+/// Borrowed text is copied.
+impl From<Cow<'_, str>> for Key {
+    fn from(text: Cow<'_, str>) -> Self {
+        Self(Text::Shared(text.into()))
     }
 }
 

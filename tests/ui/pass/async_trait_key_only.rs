@@ -12,6 +12,7 @@ trait Orders {
     async fn settle(&self, id: u64, r#type: &str) -> Result<(), LockError>;
     async fn pay(&self, id: u64, ttl: Duration, live: bool) -> Result<(), LockError>;
     async fn refund(&self, pool: &LockPool, ids: [String; 2]) -> Result<(), LockError>;
+    async fn ship(&self, id: u64, kind: u8, width: usize) -> u64;
 }
 
 struct Store;
@@ -26,6 +27,11 @@ impl Orders for Store {
     #[distributed_lock(key = format!("order:{}", id), ttl = ttl, when = live)]
     async fn pay(&self, id: u64, ttl: Duration, live: bool) -> Result<(), LockError> {
         Ok(())
+    }
+
+    #[distributed_lock(key = format!("order:{kind:>width$}"), on_error = |_| id)]
+    async fn ship(&self, id: u64, kind: u8, width: usize) -> u64 {
+        0
     }
 
     #[distributed_lock(keys = ids.clone(), pool = pool)]

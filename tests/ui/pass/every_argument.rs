@@ -74,11 +74,19 @@ async fn others() -> Result<(), LockError> {
     renew = true,
     on_lost = "notify",
     guard = lock,
+    min_hold = "0s",
+    lock_delay = "0s",
     reentrant = true,
     retry_count = 10
 )]
 async fn passes_through(id: u64) -> Result<u64, LockError> {
     Ok(id + u64::from(lock.is_held()))
+}
+
+#[rustfmt::skip]
+#[distributed_lock(key = ("order:<id>"), ttl = ("5s"), when = (id > 1))]
+async fn parentheses(id: u64) -> Result<u64, LockError> {
+    Ok(id)
 }
 
 #[distributed_lock(key = "partition:<id>", ttl = "5s", linger = "50ms")]

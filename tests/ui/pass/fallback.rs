@@ -35,6 +35,25 @@ impl Service {
     }
 }
 
+#[async_trait::async_trait]
+trait Settle {
+    async fn settle(&mut self, name: String) -> Result<String, LockError>;
+}
+
+#[async_trait::async_trait]
+impl Settle for Service {
+    #[distributed_lock(key = "e:<name>", on_conflict = Self::renamed)]
+    async fn settle(&mut self, name: String) -> Result<String, LockError> {
+        Ok(name)
+    }
+}
+
+impl Service {
+    async fn renamed(&mut self, name: String) -> Result<String, LockError> {
+        std::future::ready(Ok(name)).await
+    }
+}
+
 mod other {
     pub(crate) async fn generic<T>(_: T) -> Result<(), lock_runtime::LockError> {
         std::future::ready(Ok(())).await

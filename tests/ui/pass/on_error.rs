@@ -11,6 +11,11 @@ impl Service {
         id
     }
 
+    #[distributed_lock(key = "d", on_error = |_| 0)]
+    async fn exclusive(&mut self, id: String) -> usize {
+        id.len()
+    }
+
     fn refused(_: LockError) -> u64 {
         0
     }
@@ -23,5 +28,11 @@ async fn by_closure() -> String {
 
 #[distributed_lock(key = "c", on_error = |_| ())]
 async fn unit() {}
+
+/// What the body takes is copied for the closure before it.
+#[distributed_lock(key = "e:<id>", on_error = { let id = id.clone(); move |error| Err((id, error)) })]
+async fn by_block(id: String) -> Result<usize, (String, LockError)> {
+    std::future::ready(Ok(id.len())).await
+}
 
 fn main() {}

@@ -29,4 +29,30 @@ async fn settle(order: Order, at: usize, name: &str) -> Result<u64, LockError> {
     Ok(id + name.len() as u64 + at as u64)
 }
 
+struct Name(str);
+
+struct Counter {
+    tenant: String,
+    count: u64,
+}
+
+impl Name {
+    #[distributed_lock(key = "name:<self.0>")]
+    async fn reserve(&self) -> Result<(), LockError> {
+        Ok(())
+    }
+}
+
+impl Counter {
+    fn next(&mut self) -> u64 {
+        self.count += 1;
+        self.count
+    }
+
+    #[distributed_lock(key = "<self.tenant>:<self.next()>")]
+    async fn number(&mut self) -> Result<(), LockError> {
+        Ok(())
+    }
+}
+
 fn main() {}

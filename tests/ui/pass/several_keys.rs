@@ -18,4 +18,14 @@ async fn mixed(id: u64) -> Result<(), LockError> {
     Ok(())
 }
 
+#[distributed_lock(keys = names)]
+async fn texts(names: &[&str]) -> Result<usize, LockError> {
+    Ok(names.len())
+}
+
+#[distributed_lock(key = name)]
+async fn maybe_owned(name: std::borrow::Cow<'_, str>) -> Result<(), LockError> {
+    Ok(())
+}
+
 fn main() {}

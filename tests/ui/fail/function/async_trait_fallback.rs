@@ -10,7 +10,7 @@ trait Store {
 #[async_trait::async_trait]
 impl Store for Memory {
     #[distributed_lock(key = "order", on_conflict = Self::fallback)]
-    async fn settle(&self, order: (u64, u64)) -> Result<(), lock_runtime::LockError> {
+    async fn settle(&self, (_, _): (u64, u64)) -> Result<(), lock_runtime::LockError> {
         Ok(())
     }
 }
