@@ -78,10 +78,20 @@ impl Args {
         let earlier = self.written(name);
         self.written.push((name, span));
         expect_value(name, span, input)?;
+        if name == "guard" && input.peek(Token![mut]) {
+            return Err(Error::new(
+                input.span(),
+                "a guard is used by reference, without `mut`: `guard = lock`",
+            ));
+        }
         let value = input.parse().map(value::peel).map_err(|error| match input.is_empty() {
             true => Error::new(span, format!("the value of `{name}` ends too early")),
             false => error,
         })?;
+        if matches!(name, "key" | "keys") && input.peek(Token![:]) {
+            let message = format!("a key is text, with quotes\nhelp: write `{}`", example(name));
+            return Err(Error::new(span, message));
+        }
         if earlier.is_some() {
             return Err(Error::new(span, format!("`{name}` is given twice")));
         }
@@ -111,11 +121,26 @@ impl Args {
         Ok(())
     }
 
+    /// Keys without a name; in a list they are reported together.
+    fn unnamed(&mut self, first: &LitStr, input: ParseStream<'_>) -> Error {
+        let texts = texts(input);
+        let is_named = self.written("key").is_some() || self.written("keys").is_some();
+        let list = texts.iter().map(|text| text.token().to_string()).collect::<Vec<_>>().join(", ");
+        let message = match (is_named, texts.len()) {
+            (true, _) => format!("several keys are one list: `{}`", example("keys")),
+            (false, 1) => format!("name this argument: `key = {list}`"),
+            (false, _) => format!("name this argument: `keys = [{list}]`"),
+        };
+        if !is_named {
+            let name = if texts.len() == 1 { "key" } else { "keys" };
+            self.written.push((name, first.span()));
+        }
+        Error::new(first.span(), message)
+    }
+
     fn name(&mut self, input: ParseStream<'_>) -> Result<(&'static str, Span)> {
         if let Ok(text) = input.fork().parse::<LitStr>() {
-            let message = format!("name this argument: `key = {}`", text.token());
-            self.written.push(("key", text.span()));
-            return Err(Error::new(text.span(), message));
+            return Err(self.unnamed(&text, input));
         }
         let Ok(name) = input.call(Ident::parse_any) else {
             return Err(Error::new(
@@ -127,6 +152,13 @@ impl Args {
         if let Some(known) = known(&text) {
             return Ok((known, name.span()));
         }
+        let has_no_value = input.is_empty() || input.peek(Token![,]);
+        if has_no_value && self.written("key").is_some() && meant(&text) == Some("key") {
+            let message = format!(
+                "`{text}` has no value\nhelp: a value of the key goes into its text: `<{text}>`"
+            );
+            return Err(Error::new(name.span(), message));
+        }
         // Present under another name, so it is not also reported as missing.
         self.written.extend(meant(&text).map(|own| (own, name.span())));
         if input.peek(Token![=]) {
@@ -135,6 +167,16 @@ impl Args {
         }
         Err(Error::new(name.span(), explain_unknown(&text)))
     }
+}
+
+/// Consumes the texts of `"a", "b"`.
+fn texts(input: ParseStream<'_>) -> Vec<LitStr> {
+    let mut texts: Vec<LitStr> = input.parse().into_iter().collect();
+    while input.peek(Token![,]) && input.peek2(LitStr) {
+        let next = input.parse::<Token![,]>().and_then(|_| input.parse());
+        texts.extend(next);
+    }
+    texts
 }
 
 fn expect_value(name: &str, span: Span, input: ParseStream<'_>) -> Result<()> {
@@ -147,7 +189,7 @@ fn expect_value(name: &str, span: Span, input: ParseStream<'_>) -> Result<()> {
         format!("the value of `{name}` is missing\nhelp: write `{write}`")
     } else if input.is_empty() || input.peek(Token![,]) {
         format!("`{name}` needs a value\nhelp: write `{write}`")
-    } else if input.peek(token::Paren) {
+    } else if input.peek(token::Paren) && name != "keys" {
         format!("`{name}` is not a list\nhelp: write `{write}`")
     } else {
         format!("expected a `=` after `{name}`\nhelp: write `{write}`")
@@ -197,6 +239,35 @@ mod tests {
     #[test]
     fn two_wrong_values_are_two_errors() {
         assert_eq!(messages(r#"key = "<>", ttl = "5x""#).len(), 2);
+    }
+
+    #[test]
+    fn keys_in_another_form_are_one_error() {
+        for (text, help) in [
+            (r#""a", "b""#, "name this argument: `keys = [\"a\", \"b\"]`"),
+            (r#""a", ttl = "5s""#, "name this argument: `key = \"a\"`"),
+            (r#"keys("a", "b")"#, "expected a `=` after `keys`"),
+            (r#"key = "a", "b""#, "several keys are one list"),
+            (r#"key = ("a", "b")"#, "several keys go into `keys`"),
+            (r#"key = vec!["a", "b"]"#, "several keys go into `keys`"),
+            (r#"key = order:<id>, ttl = "5s""#, "a key is text, with quotes"),
+            (r#"key = "order", id"#, "`id` has no value"),
+            (r#"key = "a", guard = mut lock"#, "without `mut`"),
+        ] {
+            let found = messages(text);
+            assert_eq!(found.len(), 1, "{text}: {found:#?}");
+            assert!(found[0].contains(help), "{text}: {found:#?}");
+        }
+        for list in [r#"&["a:<x>", K]"#, r#"vec!["a:<x>", "b"]"#, r#"("a:<x>", "b")"#] {
+            let tokens = format!("keys = {list}").parse().unwrap();
+            let args = Args::parse(tokens, &mut Errors::default());
+            assert!(matches!(args.keys, Some(Keys::All(_))), "{list}");
+        }
+        for list in ["&[a, b]", "vec![a, b]", r#"vec!["a"; 2]"#, "list"] {
+            let tokens = format!("keys = {list}").parse().unwrap();
+            let args = Args::parse(tokens, &mut Errors::default());
+            assert!(matches!(args.keys, Some(Keys::Computed(_))), "{list}");
+        }
     }
 
     #[test]

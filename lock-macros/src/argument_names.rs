@@ -39,6 +39,23 @@ const PLANNED: [(&str, &str); 3] = [
     ),
 ];
 
+/// Arguments of other libraries whose value does not carry over, and what to write.
+const TRANSLATED: [(&[&str], &str); 4] = [
+    (&["unless"], "it is `when` with the opposite condition\nhelp: write `when = !(condition)`"),
+    (
+        &["no_wait", "nowait", "try_lock"],
+        "a single attempt is a `wait` of zero\nhelp: write `wait = \"0s\"`",
+    ),
+    (
+        &["block", "blocking"],
+        "it is a `wait` of any length\nhelp: `wait = \"0s\"` is one attempt, `wait = \"forever\"` has no limit",
+    ),
+    (
+        &["fallback", "otherwise"],
+        "it is a value of `on_conflict`\nhelp: write `on_conflict = path::to::fallback`",
+    ),
+];
+
 /// `timeout` and similar names mean the ttl in some libraries and the wait in others.
 const AMBIGUOUS: [&str; 4] = ["timeout", "lock_timeout", "timeout_ms", "lock_time"];
 
@@ -63,6 +80,7 @@ const FOREIGN: [(&str, &[&str]); 17] = [
             "lease_time",
             "lease_ms",
             "lease_duration",
+            "lock_ttl",
             "px",
             "ex",
             "duration",
@@ -175,13 +193,15 @@ pub(crate) fn meant(name: &str) -> Option<&'static str> {
     })
 }
 
-/// `leaseTime` is `lease_time`.
+/// `leaseTime` is `lease_time`, and `lockTTL` is `lock_ttl`.
 fn snake_case(name: &str) -> String {
     let mut snake = String::with_capacity(name.len() + 4);
+    let mut after_lower = false;
     for c in name.chars() {
-        if c.is_uppercase() && !snake.is_empty() && !snake.ends_with('_') {
+        if c.is_uppercase() && after_lower {
             snake.push('_');
         }
+        after_lower = c.is_lowercase() || c.is_numeric();
         snake.extend(c.to_lowercase());
     }
     snake
@@ -197,6 +217,11 @@ pub(crate) fn explain_unknown(name: &str) -> String {
              help: `wait = \"3s\"` is how long to wait for the lock\n\
              help: `ttl = \"30s\"` is how long a crashed holder blocks others"
         );
+    }
+    if let Some((_, sentence)) =
+        TRANSLATED.iter().find(|(names, _)| names.contains(&&*snake_case(name)))
+    {
+        return format!("`{name}` is not an argument: {sentence}");
     }
     if let Some(own) = meant(name) {
         return format!("`{name}` is called `{own}` here\nhelp: write `{}`", example(own));
@@ -243,7 +268,12 @@ mod tests {
         assert!(explain_unknown("leaseTime").contains("write `ttl = \"30s\"`"));
         assert!(explain_unknown("waitTime").contains("write `wait = \"3s\"`"));
         assert!(explain_unknown("maxHold").contains("`maxHold` is called `max_hold` here"));
-        assert!(explain_unknown("TTL").contains("`ttl`"));
+        assert!(explain_unknown("TTL").contains("`TTL` is called `ttl` here"));
+        assert!(explain_unknown("lockTTL").contains("`lockTTL` is called `ttl` here"));
+        assert!(explain_unknown("unless").contains("write `when = !(condition)`"));
+        assert!(explain_unknown("noWait").contains("write `wait = \"0s\"`"));
+        assert!(explain_unknown("blocking").contains("`wait = \"0s\"` is one attempt"));
+        assert!(explain_unknown("fallback").contains("write `on_conflict = path::to::fallback`"));
         assert!(explain_unknown("lease_time").contains("write `ttl = \"30s\"`"));
         assert!(explain_unknown("tll").contains("did you mean `ttl`?"));
         assert!(explain_unknown("colour").contains("the arguments are `key`"));

@@ -14,7 +14,7 @@ use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
 use crate::template::{Access, Name, Slot, Template};
 use crate::tokens::{strings, uses};
-use crate::value::{Constant, Keys, Pool, Renew, Source, Time, Wait};
+use crate::value::{Constant, Keys, Pool, Renew, Source, Time, Wait, renews};
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
 const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -28,6 +28,7 @@ pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &
     guard(args, params, errors);
     fallback(args, params, errors);
     times(args, errors);
+    words(args, params, errors);
     tries(args, errors);
     linger(args, errors);
     reentrant(args, errors);
@@ -43,7 +44,7 @@ fn signature(function: &Function, errors: &mut Errors) {
     if let Some(abi) = &sig.abi {
         errors.push_over(
             abi,
-            "an `extern` function cannot be async; lock in the function that it calls",
+            "an `extern` function has no lock of its own: another language cannot await it; lock in the function that it calls",
         );
         return;
     }
@@ -54,7 +55,7 @@ fn signature(function: &Function, errors: &mut Errors) {
     if !matches!(function.shape, Shape::Sync) {
         return;
     }
-    let mut message = "`#[distributed_lock]` needs an `async fn`, or a body that is one `async move { .. }` block\n\
+    let mut message = "`#[distributed_lock]` needs an `async fn`, or a body that is one `async move { .. }` block or a `Box::pin` of one\n\
         help: where the function has to block, lock by hand: `let guard = handle.block_on(pool.lock(\"order:42\").acquire())?;`".to_owned();
     if function.mentions("block_on") {
         message.push_str(
@@ -78,8 +79,10 @@ fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) 
     let Some(keys) = &args.keys else { return };
     for (literal, template) in keys.templates() {
         placeholders(literal, template, params, errors);
-        literal_text::check(literal, template, params, errors);
-        reserved(literal, errors);
+        if !template.is_partial {
+            literal_text::check(literal, template, params, errors);
+            reserved(literal, errors);
+        }
     }
     for expression in keys.expressions() {
         placeholders_in_code(expression, params, errors);
@@ -168,6 +171,14 @@ fn unknown(name: &Name, params: &Params) -> Fault {
     }
     let names = params.names().map(|name| name.unraw().to_string()).collect::<Vec<_>>();
     let names = || names.iter().map(String::as_str);
+    let is_constant =
+        name.text.contains(char::is_uppercase) && !name.text.contains(char::is_lowercase);
+    if is_constant && !names().any(|own| own.eq_ignore_ascii_case(&name.text)) {
+        return fault.help(format!(
+            "a constant goes into an expression: `key = format!(\"..{{{}}}..\")`",
+            name.text
+        ));
+    }
     match closest(&name.text, names()) {
         Some(meant) => fault.help(format!("did you mean `{meant}`?")),
         None if params.iter().next().is_none() => fault.help("the function has no parameters"),
@@ -300,6 +311,25 @@ fn times(args: &Args, errors: &mut Errors) {
         } else if delay.value > LONGEST_TTL {
             errors.push(delay.span, "`retry_delay` is at most `\"7d\"`");
         }
+    }
+}
+
+/// A bare word that is no parameter, such as `wait = forever`.
+fn words(args: &Args, params: &Params, errors: &mut Errors) {
+    let word = |value: &Expr| match value {
+        Expr::Path(path) => path.path.get_ident().map(ToString::to_string),
+        _ => None,
+    };
+    let unbound = |value: &Expr| word(value).filter(|word| params.find(word).is_none());
+    if let Some(Wait::For(Time::Expression(value))) = &args.wait
+        && unbound(value).is_some_and(|word| word == "forever")
+    {
+        errors.push_over(value, "write `wait = \"forever\"`, with quotes");
+    }
+    if let Some(Renew::Every(Time::Expression(value))) = &args.renew
+        && let Some(flag) = unbound(value).and_then(|word| renews(&word))
+    {
+        errors.push_over(value, format!("write `renew = {flag}`, or an interval"));
     }
 }
 

@@ -6,6 +6,8 @@ use crate::diagnostics::Fault;
 
 pub(crate) struct Template {
     pub(crate) parts: Vec<Part>,
+    /// Whether parts are missing, because they cannot be read.
+    pub(crate) is_partial: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -53,8 +55,14 @@ pub(crate) enum Access {
 }
 
 impl Template {
-    /// Parses `text` and reports all errors in it.
+    /// Parses `text` without errors.
     pub(crate) fn scan(text: &str) -> Result<Self, Vec<Fault>> {
+        let (template, faults) = Self::scan_all(text);
+        if faults.is_empty() { Ok(template) } else { Err(faults) }
+    }
+
+    /// Parses what can be read of `text`, and reports all errors in it.
+    pub(crate) fn scan_all(text: &str) -> (Self, Vec<Fault>) {
         let mut scanner = Scanner { text, at: 0, parts: Vec::new(), faults: Vec::new() };
         scanner.run();
         if text.is_empty() {
@@ -62,11 +70,8 @@ impl Template {
                 Fault::new(0..0, "the key is empty").help("name what is locked: `\"order:<id>\"`"),
             );
         }
-        if scanner.faults.is_empty() {
-            Ok(Self { parts: scanner.parts })
-        } else {
-            Err(scanner.faults)
-        }
+        let is_partial = !scanner.faults.is_empty();
+        (Self { parts: scanner.parts, is_partial }, scanner.faults)
     }
 
     pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use proc_macro2::Span;
+use syn::punctuated::Punctuated;
 use syn::{
     Error, Expr, ExprBlock, ExprLit, ExprUnary, Ident, Lit, LitInt, LitStr, Path, Result, Stmt,
-    UnOp,
+    Token, UnOp,
 };
 
 use crate::argument_names::example;
@@ -105,7 +106,7 @@ pub(crate) fn peel(value: Expr) -> Expr {
 }
 
 pub(crate) fn key(value: Expr, errors: &mut Errors) -> Option<Keys> {
-    if matches!(value, Expr::Array(_)) {
+    if matches!(value, Expr::Array(_)) || list_of_texts(&value).is_some() {
         errors.push_over(&value, format!("several keys go into `keys`: `{}`", example("keys")));
         return None;
     }
@@ -121,17 +122,40 @@ pub(crate) fn keys(value: Expr, errors: &mut Errors) -> Option<Keys> {
         errors.push_over(&value, message);
         return None;
     }
-    let Expr::Array(array) = value else { return Some(Keys::Computed(value)) };
-    if array.elems.is_empty() {
+    let elements = match list_of_texts(&value) {
+        Some(elements) => elements,
+        None => match &value {
+            Expr::Array(array) => array.elems.clone(),
+            _ => return Some(Keys::Computed(value)),
+        },
+    };
+    if elements.is_empty() {
         errors.push_over(
-            &array,
+            &value,
             format!("the list of keys is empty\nhelp: write `{}`", example("keys")),
         );
         return None;
     }
     let sources: Vec<_> =
-        array.elems.into_iter().map(|element| source("keys", peel(element), errors)).collect();
+        elements.into_iter().map(|element| source("keys", peel(element), errors)).collect();
     sources.into_iter().collect::<Option<_>>().map(Keys::All)
+}
+
+/// The elements of `&["a", "b"]`, `vec!["a", "b"]` or `("a", "b")`. Without a text among them, the list is an expression.
+fn list_of_texts(value: &Expr) -> Option<Punctuated<Expr, Token![,]>> {
+    let elements = match value {
+        Expr::Reference(reference) => match &*reference.expr {
+            Expr::Array(array) => array.elems.clone(),
+            _ => return None,
+        },
+        Expr::Tuple(tuple) => tuple.elems.clone(),
+        Expr::Macro(call) if call.mac.path.is_ident("vec") => {
+            call.mac.parse_body_with(Punctuated::parse_terminated).ok()?
+        }
+        _ => return None,
+    };
+    let is_text = |element: &Expr| matches!(literal(element), Some(Lit::Str(_)));
+    elements.iter().any(is_text).then_some(elements)
 }
 
 fn source(name: &str, value: Expr, errors: &mut Errors) -> Option<Source> {
@@ -145,15 +169,11 @@ fn source(name: &str, value: Expr, errors: &mut Errors) -> Option<Source> {
             return None;
         }
     };
-    match Template::scan(&text.value()) {
-        Ok(template) => Some(Source::Template(text, template)),
-        Err(faults) => {
-            for fault in faults {
-                errors.push_fault(&text, &fault);
-            }
-            None
-        }
+    let (template, faults) = Template::scan_all(&text.value());
+    for fault in faults {
+        errors.push_fault(&text, &fault);
     }
+    Some(Source::Template(text, template))
 }
 
 pub(crate) fn time(name: &str, value: Expr, errors: &mut Errors) -> Option<Time> {
@@ -167,6 +187,11 @@ pub(crate) fn time(name: &str, value: Expr, errors: &mut Errors) -> Option<Time>
             return None;
         }
         Some(Lit::Str(text)) => text,
+        Some(number) if is_quotable(number) => {
+            let message = format!("`{name}` is text\nhelp: write `{name} = \"{}\"`", shown(number));
+            errors.push_over(&value, message);
+            return None;
+        }
         Some(Lit::Int(number)) => {
             let number = number.base10_digits();
             let message = format!(
@@ -194,9 +219,26 @@ pub(crate) fn time(name: &str, value: Expr, errors: &mut Errors) -> Option<Time>
     }
 }
 
+/// Whether the token is a duration without quotes, such as `5m`.
+fn is_quotable(literal: &Lit) -> bool {
+    matches!(literal, Lit::Int(_)) && duration::parse(&shown(literal)).is_ok()
+}
+
+fn shown(literal: &Lit) -> String {
+    quote::ToTokens::to_token_stream(literal).to_string()
+}
+
 pub(crate) fn wait(value: Expr, errors: &mut Errors) -> Option<Wait> {
     match literal(&value) {
         Some(Lit::Str(text)) if text.value() == "forever" => Some(Wait::Forever(text.span())),
+        Some(Lit::Str(text)) if ENDLESS.contains(&text.value().as_str()) => {
+            let message = format!(
+                "`wait` has no value `{}`\nhelp: `wait = \"forever\"` has no limit, `wait = \"0s\"` is one attempt",
+                text.value()
+            );
+            errors.push(text.span(), message);
+            None
+        }
         Some(Lit::Str(text)) if closest(&text.value(), ["forever"]).is_some() => {
             errors.push(text.span(), "did you mean `wait = \"forever\"`?");
             None
@@ -220,7 +262,24 @@ pub(crate) fn renew(value: Expr, errors: &mut Errors) -> Option<Renew> {
             errors.push(text.span(), format!("write `renew = {}`, without quotes", text.value()));
             None
         }
+        Some(Lit::Str(text)) if renews(&text.value()).is_some() => {
+            let flag = renews(&text.value()).unwrap_or_default();
+            errors.push(text.span(), format!("write `renew = {flag}`, or an interval"));
+            None
+        }
         _ => time("renew", value, errors).map(Renew::Every),
+    }
+}
+
+/// Words for a wait without a limit, or for none.
+const ENDLESS: [&str; 6] = ["never", "infinite", "infinity", "unlimited", "always", "none"];
+
+/// What a word such as `off` means for `renew`.
+pub(crate) fn renews(word: &str) -> Option<bool> {
+    match word {
+        "on" | "auto" | "yes" | "always" => Some(true),
+        "off" | "no" | "none" | "never" => Some(false),
+        _ => None,
     }
 }
 
@@ -263,7 +322,11 @@ pub(crate) fn pool(value: Expr) -> Result<Pool> {
 pub(crate) fn guard(value: &Expr) -> Result<Ident> {
     match value {
         Expr::Path(path) => match path.path.get_ident() {
-            Some(name) if name != "self" && name != "Self" && name != "crate" => Ok(name.clone()),
+            Some(name)
+                if name != "self" && name != "Self" && name != "crate" && name != "super" =>
+            {
+                Ok(name.clone())
+            }
             _ => Err(Error::new_spanned(
                 value,
                 "`guard` takes a new name for the body: `guard = lock`",

@@ -176,7 +176,7 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// ```
 ///
 /// Works on free functions, methods with any receiver, trait implementations (native and `#[async_trait]`), generic
-/// functions, and `fn` that return an `async move` block. It goes above `#[tokio::main]` and `#[tokio::test]`, and beside
+/// functions, and `fn` that return an `async move` block or a `Box::pin` of one. It goes above `#[tokio::main]` and `#[tokio::test]`, and beside
 /// `#[tracing::instrument]` in either order.
 ///
 /// The call keeps the output while the lock is released. Its future is `Send` if the output is too: write
@@ -208,6 +208,8 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `crate` | path | `::lock_runtime` | path of this crate, if it is renamed |
 ///
 /// `"skip"` returns the empty value of `()`, `Option<_>`, `Result<(), E>` or `Result<Option<_>, E>`.
+///
+/// A package that is renamed in `Cargo.toml`, as in `locks = { package = "lock-runtime", .. }`, needs `crate = locks`.
 ///
 /// A fallback is called with the arguments by name, so no parameter may be a pattern such as `Path(id): Path<u64>`.
 ///

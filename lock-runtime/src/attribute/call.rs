@@ -35,6 +35,7 @@ enum PoolRef {
     message = "`{Self}` is not a lock pool",
     label = "`pool` takes a `LockPool`, a reference to one, or an `Arc` of one",
     note = "a pool that is installed under a name is written as a literal: `pool = \"orders\"`",
+    note = "what dereferences to a pool, such as a `LazyLock<LockPool>`, is written with a star: `pool = *LOCKS`",
     note = "for a name that is known at run time only: `pool = lock_runtime::pool(&name).expect(\"installed\")`"
 )]
 pub trait AsPool {

@@ -28,4 +28,19 @@ async fn maybe_owned(name: std::borrow::Cow<'_, str>) -> Result<(), LockError> {
     Ok(())
 }
 
+#[distributed_lock(keys = &["account:<from>", "account:<to>"])]
+async fn by_reference(from: u64, to: u64) -> Result<u64, LockError> {
+    Ok(from + to)
+}
+
+#[distributed_lock(keys = vec!["account:<from>", "account:<to>"])]
+async fn in_a_vector(from: u64, to: u64) -> Result<u64, LockError> {
+    Ok(from + to)
+}
+
+#[distributed_lock(keys = ("account:<from>", "account:<to>"))]
+async fn in_a_tuple(from: u64, to: u64) -> Result<u64, LockError> {
+    Ok(from + to)
+}
+
 fn main() {}
