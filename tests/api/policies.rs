@@ -733,12 +733,11 @@ mod shapes {
     }
 }
 
-/// By a constant: an argument is kept as often as in the plain future.
+/// By a constant, and by the arguments that a guard or a fallback keeps.
 #[test]
 fn the_wrapped_future_is_little_larger() {
-    for Sizes { what, plain, locked } in sizes() {
+    for Sizes { what, plain, locked, kept_again } in sizes() {
         println!("{what}: {plain} bytes, wrapped {locked}");
-        // 1232 more when this was written.
-        assert!(locked <= plain + 1536, "{what}: {locked} for {plain}");
+        assert!(locked <= plain + kept_again + 256, "{what}: {locked} for {plain}");
     }
 }

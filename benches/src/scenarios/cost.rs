@@ -11,7 +11,7 @@ use crate::report::{Bar, Report};
 
 pub(crate) fn measure(_plan: Plan, report: &mut Report) {
     report.begin("cost", "bytes of a wrapped future, seconds of a build");
-    for Sizes { what, plain, locked } in sizes() {
+    for Sizes { what, plain, locked, .. } in sizes() {
         let more = (locked - plain) as f64;
         report.figure(&format!("{what}: added to the future"), "bytes", &[more], Bar::None);
     }
