@@ -17,3 +17,4 @@ mod shutdown;
 mod snapshot;
 mod store_timing;
 mod web;
+mod web_bodies;

@@ -308,6 +308,25 @@ impl LockGuard {
         }
     }
 
+    /// Starts the release after a body. `None` if there is nothing to wait for.
+    #[cfg(any(feature = "actix", feature = "tower"))]
+    pub(crate) fn end_body(&mut self) -> Option<Releasing> {
+        self.span.on_hold_ended();
+        let mode = self.lease().spec.policy.release;
+        let releasing = self.begin_release(mode)?;
+        if mode == ReleaseMode::Background {
+            return None;
+        }
+        self.span.awaits_release();
+        Some(releasing)
+    }
+
+    /// The release that [`end_body`](Self::end_body) started has ended.
+    #[cfg(any(feature = "actix", feature = "tower"))]
+    pub(crate) fn on_body_released(&mut self, released: &Result<(), LockError>) {
+        self.span.on_released(released);
+    }
+
     pub(crate) fn loss_error(&self, loss: Loss) -> LockError {
         let error = lost_error(loss);
         self.locate(match self.lease().unconfirmed() {

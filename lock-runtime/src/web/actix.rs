@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use actix_web::body::EitherBody;
+use actix_web::body::{EitherBody, MessageBody};
 use actix_web::dev::{Server, Service, ServiceRequest, ServiceResponse, Transform};
 use actix_web::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
@@ -199,8 +199,12 @@ impl LockMiddleware {
         self.with(|route| route.set_fencing(fencing))
     }
 
-    /// Holds the lock until the response body has been sent, not only until the handler has returned. For bodies that are
+    /// Holds the lock until the response body has ended, not only until the handler has returned. For bodies that are
     /// streams. A stream ends with an error if its lock is lost.
+    ///
+    /// At the end of the body the lock is released. The last part goes to the server when the release is answered, so that a
+    /// client with the whole response finds the lock free. The server buffers each part, of any size: the lock does not last
+    /// until the client has read it.
     pub fn until_body_end(self) -> Self {
         Self { until_body_end: true, ..self }
     }
@@ -228,7 +232,7 @@ impl LockMiddleware {
 impl<S, B> Transform<S, ServiceRequest> for LockMiddleware
 where
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
-    B: 'static,
+    B: MessageBody + 'static,
 {
     type Response = ServiceResponse<EitherBody<LockedMessageBody<B>>>;
     type Error = Error;
@@ -256,7 +260,7 @@ impl<S> fmt::Debug for LockedService<S> {
 impl<S, B> Service<ServiceRequest> for LockedService<S>
 where
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
-    B: 'static,
+    B: MessageBody + 'static,
 {
     type Response = ServiceResponse<EitherBody<LockedMessageBody<B>>>;
     type Error = Error;
@@ -278,17 +282,30 @@ where
             if let Some(fence) = entered.guard().fence() {
                 request.extensions_mut().insert(fence);
             }
-            let is_skipped = lock.until_body_end && request.method() == Method::HEAD;
+            let is_head = request.method() == Method::HEAD;
             let response = inner.call(request);
             let (response, lock) = if lock.until_body_end {
                 BodyLock::run(entered, response).await?
             } else {
                 (entered.run(block(response)).await?, BodyLock::Unlocked)
             };
-            let locked = |_: &mut _, body| {
-                EitherBody::left(LockedMessageBody { inner: Some(body), lock, is_skipped })
+            let response = match response {
+                Ok(response) => response,
+                Err(error) => {
+                    lock.release().await;
+                    return Err(error);
+                }
             };
-            Ok(response?.map_body(locked))
+            let size = response.response().body().size();
+            if lock.is_held() && (is_head || size.is_eof()) {
+                let unsent = |_: &mut _, _| EitherBody::left(LockedMessageBody::unsent(size));
+                let response = response.map_body(unsent);
+                lock.release().await;
+                return Ok(response);
+            }
+            let locked =
+                |_: &mut _, body| EitherBody::left(LockedMessageBody::new(body, size, lock));
+            Ok(response.map_body(locked))
         })
     }
 }

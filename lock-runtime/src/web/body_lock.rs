@@ -1,13 +1,14 @@
-//! The lock of a response until its body has been sent.
+//! The lock of a response until its body has ended.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use crate::api::entered::Entered;
 use crate::api::guard::{LockGuard, Lost};
 use crate::api::reentrancy;
 use crate::base::error::LockError;
+use crate::lease::held_lease::Releasing;
 
 /// The lock under which a response body is polled.
 pub(super) enum BodyLock {
@@ -18,6 +19,8 @@ pub(super) enum BodyLock {
         /// Released in the background when it is dropped.
         guard: LockGuard,
     },
+    /// The body has ended. The release goes on if this is dropped.
+    Releasing { releasing: Releasing, guard: LockGuard },
 }
 
 impl BodyLock {
@@ -39,32 +42,74 @@ impl BodyLock {
         Ok((response, Self::Held { lost: guard.lost(), guard }))
     }
 
-    /// Polls `body` for its next part. When it ends, it is dropped, and then the lock is released. When the lock is lost, the body
-    /// is dropped, and ends with the error.
+    /// Polls `body` for its next part. At its end it is dropped, then the lock is released, and only after that the end is
+    /// passed on: in `last`, if `is_last` tells that a part is followed by none. When the lock is lost, the body is dropped,
+    /// and ends with the error.
     pub(super) fn poll_part<B, T, E: From<LockError>>(
         &mut self,
         mut body: Pin<&mut Option<B>>,
+        last: &mut Option<Result<T, E>>,
         cx: &mut Context<'_>,
         poll: impl FnOnce(Pin<&mut B>, &mut Context<'_>) -> Poll<Option<Result<T, E>>>,
+        is_last: impl FnOnce(&B, &T) -> bool,
     ) -> Poll<Option<Result<T, E>>> {
-        let Some(polled) = body.as_mut().as_pin_mut() else { return Poll::Ready(None) };
-        let (lost, guard) = match self {
-            Self::Unlocked => return poll(polled, cx),
-            Self::Held { lost, guard } => (lost, guard),
-        };
-        let part = match Pin::new(lost).poll(cx) {
-            Poll::Ready(error) => Poll::Ready(Some(Err(error.into()))),
+        if let Some(polled) = body.as_mut().as_pin_mut() {
+            let Self::Held { lost, guard } = self else { return poll(polled, cx) };
+            if let Poll::Ready(error) = Pin::new(lost).poll(cx) {
+                body.set(None);
+                *self = Self::Unlocked;
+                return Poll::Ready(Some(Err(error.into())));
+            }
             // A stream may call for the lock that it has.
-            Poll::Pending => reentrancy::enter(guard, || poll(polled, cx)),
-        };
-        if let Poll::Ready(None | Some(Err(_))) = part {
+            let part = ready!(reentrancy::enter(guard, || poll(polled, cx)));
+            let ends = match (&part, body.as_ref().get_ref()) {
+                (Some(Ok(part)), Some(body)) => is_last(body, part),
+                _ => true,
+            };
+            if !ends {
+                return Poll::Ready(part);
+            }
+            *last = part;
             body.set(None);
+            self.end();
+        }
+        ready!(self.poll_end(cx));
+        Poll::Ready(last.take())
+    }
+
+    /// Releases the lock of a body that is dropped already, and waits for the answer. Cancel safe: the release goes on.
+    pub(super) async fn release(mut self) {
+        self.end();
+        poll_fn(|cx| self.poll_end(cx)).await;
+    }
+
+    fn end(&mut self) {
+        let Self::Held { lost, mut guard } = std::mem::replace(self, Self::Unlocked) else {
+            return;
+        };
+        // Otherwise the release would wake this very task.
+        drop(lost);
+        if let Some(releasing) = guard.end_body() {
+            *self = Self::Releasing { releasing, guard };
+        }
+    }
+
+    /// Ready when no release is awaited. It takes at most two request timeouts, and then goes on in the background.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Self::Releasing { releasing, guard } = self {
+            // An event reports a failed release. The body stands.
+            guard.on_body_released(&ready!(Pin::new(releasing).poll(cx)));
             *self = Self::Unlocked;
         }
-        part
+        Poll::Ready(())
     }
 
     pub(super) const fn is_held(&self) -> bool {
         matches!(self, Self::Held { .. })
+    }
+
+    /// Whether nothing is left to release.
+    pub(super) const fn is_over(&self) -> bool {
+        matches!(self, Self::Unlocked)
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -166,8 +166,16 @@ impl LockLayer {
         self.with(|route| route.set_fencing(fencing))
     }
 
-    /// Holds the lock until the response body has been sent, not only until the handler has returned. For bodies that are
-    /// streams.
+    /// Holds the lock until the response body has ended, not only until the handler has returned. For bodies that are
+    /// streams. A stream ends with an error if its lock is lost.
+    ///
+    /// At the end of the body the lock is released. The last part goes to the server when the release is answered, so that a
+    /// client with the whole response finds the lock free. The server buffers each part, of any size: the lock does not last
+    /// until the client has read it.
+    ///
+    /// A stream that does not announce its end, in a response with a `Content-Length`, is dropped by the server after that
+    /// number of bytes. Its lock is then released in the background, as for a client that disconnects. The next request needs
+    /// a [`wait`](Self::wait).
     pub fn until_body_end(self) -> Self {
         Self { until_body_end: true, ..self }
     }
@@ -239,6 +247,7 @@ where
         let layer = self.layer.clone();
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
+            let is_head = parts.method == Method::HEAD;
             let (key, label) = layer.key_of(&mut parts).await;
             let label = layer.name.clone().unwrap_or(label);
             let entered = match layer.route.enter(key, label).await {
@@ -251,7 +260,11 @@ where
             let response = service.call(Request::from_parts(parts, body));
             let (response, lock) = if layer.until_body_end {
                 match BodyLock::run(entered, response).await {
-                    Ok((response, lock)) => (response?, lock),
+                    Ok((Ok(response), lock)) => (response, lock),
+                    Ok((Err(error), lock)) => {
+                        lock.release().await;
+                        return Err(error);
+                    }
                     Err(error) => return Ok(refused(&error)),
                 }
             } else {
@@ -260,6 +273,14 @@ where
                     Err(error) => return Ok(refused(&error)),
                 }
             };
+            if lock.is_held() && (is_head || response.body().is_end_stream()) {
+                // A server drops such a body without a poll.
+                let (head, body) = response.into_parts();
+                let size = body.size_hint();
+                drop(body);
+                lock.release().await;
+                return Ok(Response::from_parts(head, LockedBody::unsent(size)));
+            }
             Ok(response.map(|body| LockedBody::new(body, lock)))
         })
     }

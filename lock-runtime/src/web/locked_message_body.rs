@@ -1,4 +1,4 @@
-//! A response body of actix-web that keeps a lock until it has been sent.
+//! A response body of actix-web that keeps a lock until it has ended.
 
 use std::error::Error;
 use std::fmt;
@@ -13,16 +13,36 @@ use crate::web::body_lock::BodyLock;
 
 pin_project! {
     /// The body of a response from a [`LockedService`](super::LockedService). With
-    /// [`until_body_end`](super::LockMiddleware::until_body_end) it holds the lock until its last chunk, or until it is
-    /// dropped. If the lock is lost before that, the body ends with the [`LockError`](crate::LockError).
+    /// [`until_body_end`](super::LockMiddleware::until_body_end) it holds the lock until the inner body has ended, or until it
+    /// is dropped. It ends itself when the release is answered, or after two request timeouts. If the lock is lost before
+    /// that, the body ends with the [`LockError`](crate::LockError).
     pub struct LockedMessageBody<B> {
-        // `None` after the end.
+        // `None` after the end, and for a body that is not sent.
         #[pin]
-        pub(super) inner: Option<B>,
-        pub(super) lock: BodyLock,
-        // The body of a response to `HEAD` ends immediately. Over HTTP/1 actix-web sends nothing of it, and polls it to its
-        // end, even if the client is gone.
-        pub(super) is_skipped: bool,
+        inner: Option<B>,
+        // The chunk that ends the body. It waits for the release.
+        last: Option<Result<Bytes, Box<dyn Error>>>,
+        // The bytes that are still to come, if the body tells their number.
+        missing: Option<u64>,
+        // After the inner body is dropped.
+        size: BodySize,
+        lock: BodyLock,
+    }
+}
+
+impl<B> LockedMessageBody<B> {
+    pub(super) fn new(inner: B, size: BodySize, lock: BodyLock) -> Self {
+        let missing = match size {
+            BodySize::Sized(bytes) => Some(bytes),
+            BodySize::None | BodySize::Stream => None,
+        };
+        Self { inner: Some(inner), last: None, missing, size: BodySize::None, lock }
+    }
+
+    /// In place of a body of which no chunk is sent. It ends immediately: over HTTP/1 actix-web polls the body of a response to
+    /// `HEAD` to its end, even if the client is gone.
+    pub(super) fn unsent(size: BodySize) -> Self {
+        Self { inner: None, last: None, missing: None, size, lock: BodyLock::Unlocked }
     }
 }
 
@@ -38,30 +58,31 @@ impl<B: MessageBody> MessageBody for LockedMessageBody<B> {
     type Error = Box<dyn Error>;
 
     fn size(&self) -> BodySize {
-        self.inner.as_ref().map_or(BodySize::None, MessageBody::size)
+        self.inner.as_ref().map_or(self.size, MessageBody::size)
     }
 
     fn poll_next(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        let mut this = self.project();
-        if *this.is_skipped {
-            this.inner.set(None);
-            *this.lock = BodyLock::Unlocked;
-            return Poll::Ready(None);
-        }
-        this.lock.poll_part(this.inner, cx, |inner, cx| inner.poll_next(cx).map_err(Into::into))
+        let this = self.project();
+        let missing = this.missing;
+        let is_last = |_: &B, chunk: &Bytes| {
+            *missing = missing.map(|missing| missing.saturating_sub(chunk.len() as u64));
+            *missing == Some(0)
+        };
+        let poll =
+            |inner: Pin<&mut B>, cx: &mut Context<'_>| inner.poll_next(cx).map_err(Into::into);
+        this.lock.poll_part(this.inner, this.last, cx, poll, is_last)
     }
 
-    // A body that is taken as bytes is not polled any more, and its lock has to last until it has been sent.
+    // A body that is taken as bytes is not polled any more, and its lock has to last until its end.
     fn try_into_bytes(self) -> Result<Bytes, Self> {
-        let Self { inner, lock, is_skipped } = self;
-        let is_held = lock.is_held();
-        let kept = |inner| Self { inner, lock, is_skipped };
-        match inner {
-            Some(inner) if !is_held => inner.try_into_bytes().map_err(|inner| kept(Some(inner))),
-            inner => Err(kept(inner)),
+        match self {
+            Self { inner: Some(inner), last, missing, size, lock } if lock.is_over() => inner
+                .try_into_bytes()
+                .map_err(|inner| Self { inner: Some(inner), last, missing, size, lock }),
+            other => Err(other),
         }
     }
 }
