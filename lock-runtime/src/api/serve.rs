@@ -117,6 +117,9 @@ pub struct Served<T> {
 /// # }
 /// ```
 ///
+/// From the first poll on, the signals no longer end the process on their own, also after `serve` has returned: a program
+/// that goes on has to end by itself.
+///
 /// Dropping the future drops the server. The pools stay open.
 ///
 /// # Errors
