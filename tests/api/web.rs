@@ -319,6 +319,28 @@ async fn a_key_may_be_computed_from_the_head_of_the_request() {
     }
 }
 
+/// It would pass for the fence of the inner lock.
+#[actix_web::test]
+async fn a_lock_without_a_fence_hides_that_of_a_lock_around_it() {
+    let pool = memory().await;
+    for fencing in [false, true] {
+        let outer = LockLayer::new(|_| "tenant").pool(&pool);
+        let inner = LockLayer::new(|_| "order").pool(&pool).fencing(fencing);
+        let has_fence = async |fence: Option<Extension<Fence>>| fence.is_some().to_string();
+        let handler = get(has_fence).route_layer(inner).route_layer(outer);
+        let routes = Router::new().route("/", handler);
+        assert_eq!(sent(&routes, "/").await.2, fencing.to_string());
+
+        let outer = LockMiddleware::new(|_| "tenant").pool(&pool);
+        let inner = LockMiddleware::new(|_| "order").pool(&pool).fencing(fencing);
+        let has_fence = async |fence: Option<web::ReqData<Fence>>| fence.is_some().to_string();
+        let resource = web::resource("/").wrap(inner).wrap(outer).to(has_fence);
+        let app = actix_web::test::init_service(actix_web::App::new().service(resource)).await;
+        let body = actix_web::test::call_and_read_body(&app, to_actix("/").to_request()).await;
+        assert_eq!(body, fencing.to_string());
+    }
+}
+
 #[test]
 #[should_panic(expected = "`order:<order.id>` of a route is invalid: `<order.id>` is not the name")]
 fn an_invalid_template_ends_the_program_when_it_starts() {

@@ -36,7 +36,8 @@ use crate::base::error::{ErrorKind, LockError, Progress};
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The status of the response, and the member `status`.
+    /// The status of the response, and the member `status`. One below 200 or above 999, from
+    /// [`PoolBuilder::problem`](crate::PoolBuilder::problem), counts as 500.
     pub status: u16,
     /// The member `title`.
     pub title: Cow<'static, str>,
@@ -83,7 +84,7 @@ impl Problem {
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
         let after = self.retry_after?;
-        Some(after.as_secs() + u64::from(after.subsec_nanos() > 0))
+        Some(after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0)))
     }
 
     /// The problem document.
@@ -112,10 +113,13 @@ impl ProblemMap {
 
     #[cfg(any(feature = "actix", feature = "tower"))]
     pub(crate) fn apply(&self, error: &LockError, problem: Problem) -> Problem {
-        match &self.0 {
-            Some(change) => change(error, problem),
-            None => problem,
+        let Some(change) = &self.0 else { return problem };
+        let mut problem = change(error, problem);
+        // Of the response and of the document: no server sends another one as the status of a response.
+        if !(200..1000).contains(&problem.status) {
+            problem.status = 500;
         }
+        problem
     }
 }
 
@@ -190,5 +194,20 @@ mod tests {
         problem.retry_after = Some(Duration::from_millis(1_001));
         assert!(problem.to_json().contains(r#""title":"a \"b\" \\ \u000a""#));
         assert_eq!(problem.retry_after_seconds(), Some(2));
+        problem.retry_after = Some(Duration::MAX);
+        assert_eq!(problem.retry_after_seconds(), Some(u64::MAX));
+    }
+
+    #[cfg(any(feature = "actix", feature = "tower"))]
+    #[test]
+    fn a_status_that_no_response_has_is_an_internal_error() {
+        let error = LockError::new(ErrorKind::Conflict, "");
+        for (status, answered) in [(0, 500), (99, 500), (101, 500), (423, 423), (1000, 500)] {
+            let map = ProblemMap::new(move |_, mut problem| {
+                problem.status = status;
+                problem
+            });
+            assert_eq!(map.apply(&error, Problem::of(&error)).status, answered, "{status}");
+        }
     }
 }

@@ -24,6 +24,7 @@ use crate::api::serve::{Served, serve};
 use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
@@ -194,7 +195,8 @@ impl LockMiddleware {
         self.with(|route| route.set_max_hold(max_hold))
     }
 
-    /// Whether the request gets a [`Fence`](crate::Fence). Defaults to `true`.
+    /// Whether the request gets a [`Fence`](crate::Fence). Defaults to `true`. Without one it has none, even if it has passed
+    /// another lock before.
     pub fn fencing(self, fencing: bool) -> Self {
         self.with(|route| route.set_fencing(fencing))
     }
@@ -276,9 +278,12 @@ where
             let (key, label) = lock.key_of(&request);
             let entered = match lock.route.enter(key, label).await {
                 Ok(entered) => entered,
-                // A response, not an error: middlewares around this one see it.
+                // A response, not an error: middlewares around this one see it. A loss is an error, because the handler has
+                // the request, of which actix-web allows no second handle meanwhile.
                 Err(error) => return Ok(request.error_response(error).map_into_right_body()),
             };
+            // Not that of a lock around this one.
+            request.extensions_mut().remove::<Fence>();
             if let Some(fence) = entered.guard().fence() {
                 request.extensions_mut().insert(fence);
             }

@@ -26,6 +26,7 @@ use crate::base::call_site::LockLabel;
 #[cfg(feature = "axum")]
 use crate::base::error::ErrorKind;
 use crate::base::error::LockError;
+use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
@@ -161,7 +162,8 @@ impl LockLayer {
         self.with(|route| route.set_max_hold(max_hold))
     }
 
-    /// Whether the request gets a [`Fence`](crate::Fence). Defaults to `true`.
+    /// Whether the request gets a [`Fence`](crate::Fence). Defaults to `true`. Without one it has none, even if it has passed
+    /// another lock before.
     pub fn fencing(self, fencing: bool) -> Self {
         self.with(|route| route.set_fencing(fencing))
     }
@@ -254,6 +256,8 @@ where
                 Ok(entered) => entered,
                 Err(error) => return Ok(refused(&error)),
             };
+            // Not that of a lock around this one.
+            parts.extensions.remove::<Fence>();
             if let Some(fence) = entered.guard().fence() {
                 parts.extensions.insert(fence);
             }

@@ -55,6 +55,11 @@ impl UrlForm {
                 .remedy(format!("enable the feature `{plain}-tls` of lock-runtime")));
         }
         let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if query.contains('@') {
+            // The text is not shown: it may be a part of the password.
+            return Err(wrong("there is an `@` after the first `?` of the URL")
+                .remedy("percent-encode a `?` in a password as `%3F`, and an `@` as `%40`"));
+        }
         let (authority, path) = match address.find('/') {
             Some(at) => address.split_at(at),
             None => (address, ""),

@@ -88,6 +88,8 @@ mod tests {
             ("etcd://u:secret@h/a?connect_timeout=soon", "connect_timeout"),
             ("etcd://u:secret@h/a?prefix=/b", "prefix"),
             ("etcd://u:secret@h/a?ca=/a.pem", "etcds"),
+            ("etcd://u:80?secret@h/a", "`@` after the first `?`"),
+            ("etcd://u:p@w?secret@h/a", "`@` after the first `?`"),
         ] {
             let error = EtcdCluster::parse(url).unwrap_err().to_string();
             assert!(error.contains(expected) && !error.contains("secret"), "{url}: {error}");

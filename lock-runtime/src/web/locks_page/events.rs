@@ -1,7 +1,8 @@
 //! Server-sent events: the page has changed.
 
+use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::api::serve::stopping;
@@ -12,9 +13,6 @@ use bytes::Bytes;
 
 /// How often a stream compares the locks.
 const INTERVAL: Duration = Duration::from_millis(250);
-
-/// Times on the page are at most this old while anything is held or waited for.
-const OLDEST: Duration = Duration::from_secs(1);
 
 /// A stream ends after this time, so that it does not delay the shutdown of a server that the runtime does not stop. A
 /// browser connects again.
@@ -44,7 +42,7 @@ struct Watched {
 
 impl PageEvents {
     pub(super) fn new(page: LocksPage) -> Self {
-        let told = page.fingerprint();
+        let told = page.fingerprint().number;
         let now = Clock::Boot.now();
         let stop = Box::pin(stopping());
         let watched = Watched { page, ends_at: now + LONGEST, told, told_at: now, stop };
@@ -54,11 +52,13 @@ impl PageEvents {
     }
 
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        self.next.as_mut().poll(cx).map(|next| {
-            let (chunk, watched) = next?;
-            self.next = Box::pin(watched.changed());
-            Some(chunk)
-        })
+        let Some((chunk, watched)) = ready!(self.next.as_mut().poll(cx)) else {
+            // A server may poll once more.
+            self.next = Box::pin(poll_fn(|_| Poll::Ready(None)));
+            return Poll::Ready(None);
+        };
+        self.next = Box::pin(watched.changed());
+        Poll::Ready(Some(chunk))
     }
 }
 
@@ -75,9 +75,9 @@ impl Watched {
                 return None;
             }
             let current = self.page.fingerprint();
-            let is_old = current.is_some() && now >= self.told_at + OLDEST;
-            if current != self.told || is_old {
-                (self.told, self.told_at) = (current, now);
+            let is_old = current.number.is_some() && now >= self.told_at + current.shown_for;
+            if current.number != self.told || is_old {
+                (self.told, self.told_at) = (current.number, now);
                 return Some((Bytes::from_static(CHANGED.as_bytes()), self));
             }
         }
@@ -88,4 +88,20 @@ impl Watched {
 async fn pause() -> Option<()> {
     let sleep = async { Clock::Boot.sleep_until(Clock::Boot.now() + INTERVAL).await };
     Driver::background().ok()?.run(sleep).await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn a_stream_that_has_ended_is_polled_again() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut events = PageEvents { next: Box::pin(async { None }) };
+        for _ in 0..3 {
+            assert_eq!(events.poll_next(&mut cx), Poll::Ready(None));
+        }
+    }
 }

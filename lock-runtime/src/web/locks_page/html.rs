@@ -92,7 +92,8 @@ impl Document<'_> {
             f,
             "</select></label> <label>Key <input name=\"key\" value=\"{}\" required \
              autocomplete=\"off\" spellcheck=\"false\"></label> <button>Look up in the store</button></form>",
-            Escaped(shown_key)
+            // Escaped, it would be another key.
+            if shown_key.contains(is_unprintable) { Escaped("") } else { Escaped(shown_key) }
         )
     }
 }
@@ -117,7 +118,7 @@ impl Display for Lookup {
                         }
                     }
                     Err(error) => {
-                        write!(f, "<p class=\"error\">{}</p>", Escaped(&error.to_string()))?;
+                        write!(f, "<p class=\"error\">{}</p>", Visible(&error.to_string()))?;
                     }
                 }
                 writeln!(f, "</section>")
@@ -134,7 +135,7 @@ impl Display for Forced {
                 "That holder no longer has the lock. It may have been taken just before."
             }
             Self::Failed(error) => {
-                return write!(f, "<p class=\"error\">{}</p>", Escaped(&error.to_string()));
+                return write!(f, "<p class=\"error\">{}</p>", Visible(&error.to_string()));
             }
         };
         write!(f, "<p class=\"forced\" role=\"status\">{text}</p>")

@@ -30,7 +30,8 @@ pub use crate::web::locks_page::operator::PageRequest;
 ///
 /// It lists what [`snapshot`](LockPool::snapshot) returns: held locks with function, fence, time and number of waits, and
 /// the keys that tasks wait for. A form looks up one key in the store with [`inspect`](LockPool::inspect). The page follows
-/// changes within a second through server-sent events, and works without JavaScript too. It changes nothing, except for
+/// changes within a second through server-sent events, and works without JavaScript too. With a hundred thousand locks the
+/// changes come later, because the search for them takes at most a tenth of the time of a thread. It changes nothing, except for
 /// operators of [`allow_release`](Self::allow_release).
 ///
 /// Scripts and styles are separate files, so the page works under the strict content policy that it is sent with. All its
@@ -60,13 +61,20 @@ pub struct LocksPage {
 /// A number that changes with what is held and waited for, and not with time alone. There is one for all open pages.
 #[derive(Clone, Copy, Debug)]
 struct Fingerprint {
-    taken_at: Instant,
+    /// It is good enough until then.
+    stands_until: Instant,
+    /// How long a page may show it: times change.
+    shown_for: Duration,
     /// `None` if nothing is held or waited for.
     number: Option<u64>,
 }
 
-/// A younger fingerprint is good enough.
+/// How long a fingerprint is good enough. One that takes long is taken for a tenth of the time, because it blocks a thread
+/// of the server.
 const FINGERPRINT_AGE: Duration = Duration::from_millis(200);
+
+/// Times on the page are at most this old while anything is held or waited for, unless the locks are very many.
+const OLDEST: Duration = Duration::from_secs(1);
 
 /// The stream of changes.
 const EVENTS: &str = "events";
@@ -105,6 +113,8 @@ impl LocksPage {
     /// Shows this pool, and others that are added the same way, in place of the installed ones.
     pub fn pool(mut self, pool: &LockPool) -> Self {
         self.pools.push(pool.clone());
+        // A clone may show other pools.
+        self.last = Arc::default();
         self
     }
 
@@ -202,14 +212,24 @@ impl LocksPage {
         self.pools().into_iter().nth(index)
     }
 
-    /// `None` if nothing is held or waited for.
-    fn fingerprint(&self) -> Option<u64> {
+    fn fingerprint(&self) -> Fingerprint {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Clock::Boot.now();
-        let recent = last.filter(|last| now.since(last.taken_at) < FINGERPRINT_AGE);
-        let number = || fingerprint(&self.snapshots());
-        last.insert(recent.unwrap_or_else(|| Fingerprint { taken_at: now, number: number() }))
-            .number
+        let recent = last.filter(|last| now < last.stands_until);
+        *last.insert(recent.unwrap_or_else(|| {
+            let number = fingerprint(&self.snapshots());
+            let took = Clock::Boot.now().since(now);
+            Fingerprint::new(now, took, number)
+        }))
+    }
+}
+
+impl Fingerprint {
+    /// A fingerprint that was begun at `now` and took this time.
+    fn new(now: Instant, took: Duration, number: Option<u64>) -> Self {
+        let pause = took.saturating_mul(10);
+        let stands_until = now + FINGERPRINT_AGE.max(pause);
+        Self { stands_until, shown_for: OLDEST.max(pause), number }
     }
 }
 
@@ -257,4 +277,34 @@ fn fingerprint(snapshots: &[Snapshot]) -> Option<u64> {
         }
     }
     (!is_empty).then(|| hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Within the time for which the first fingerprint is good enough.
+    #[tokio::test]
+    async fn clones_with_other_pools_have_fingerprints_of_their_own() {
+        let held = LockPool::connect("memory://").await.unwrap();
+        let idle = LockPool::connect("memory://").await.unwrap();
+        let page = LocksPage::new();
+        let (of_held, of_idle) = (page.clone().pool(&held), page.pool(&idle));
+        let guard = held.lock("k").acquire().await.unwrap();
+        assert_eq!(of_idle.fingerprint().number, None);
+        assert!(of_held.fingerprint().number.is_some());
+        guard.release().await.unwrap();
+    }
+
+    #[test]
+    fn a_fingerprint_is_taken_for_a_tenth_of_the_time_at_most() {
+        let now = Clock::Boot.now();
+        let (fast, slow) = (Duration::from_millis(1), Duration::from_millis(300));
+        let fingerprint = Fingerprint::new(now, fast, None);
+        assert_eq!(fingerprint.stands_until, now + FINGERPRINT_AGE);
+        assert_eq!(fingerprint.shown_for, OLDEST);
+        let fingerprint = Fingerprint::new(now, slow, None);
+        assert_eq!(fingerprint.stands_until, now + slow * 10);
+        assert_eq!(fingerprint.shown_for, slow * 10);
+    }
 }
