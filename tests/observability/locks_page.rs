@@ -100,6 +100,10 @@ async fn both_frameworks_serve_the_page_its_files_and_a_lookup() {
         assert!(page.contains("<dt>process</dt>") && page.contains(&process), "{page}");
         let (_, _, page) = get(address, "/ops/locks?key=free").await;
         assert!(page.contains("none, the key is free"), "{page}");
+        // In the heading, the field and the text of the error.
+        let (_, _, page) = get(address, "/ops/locks?key=lock_runtime:%E2%80%AE").await;
+        assert!(page.contains("<p class=\"error\">") && page.contains("\\u{202e}"), "{page}");
+        assert!(!page.contains('\u{202e}') && page.contains("value=\"\""), "{page}");
         let (_, _, page) = get(address, "/ops/locks?key=free&pool=1").await;
         assert!(page.contains("No pool of this name"), "{page}");
 

@@ -119,6 +119,17 @@ fn costs_are_measured_and_nothing_is_left() {
     }
 }
 
+/// A pool has room for 10,000 waiters unless it is told otherwise.
+#[test]
+fn a_measurement_has_room_for_all_of_its_tasks() {
+    let server = RedisServer::start();
+    let bench = ["bench", &server.url(), "--time", "50ms", "--tasks", "11000"];
+    let ended = run(lockctl(bench));
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let json = ended.json();
+    assert_eq!(json["parts"][2]["tasks"], 11_000, "{json:#}");
+}
+
 /// Locks of other tasks are released behind the failure of one.
 #[test]
 fn nothing_is_left_of_a_measurement_that_fails() {

@@ -93,6 +93,16 @@ fn what_fails_has_a_code_and_a_remedy() {
         let names_it = misused.stderr.contains("redis://***") || misused.stderr.contains("?***");
         assert!(names_it && !misused.stderr.contains("canary"), "{misused:?}");
     }
+    // Up to the `=`, as an option has it.
+    let misused = run(lockctl(["--redis://user:can=ary@127.0.0.1", "ls"]));
+    assert!(misused.code == 2 && misused.stderr.contains("redis://***"), "{misused:?}");
+    assert!(!misused.stderr.contains("can") && !misused.stderr.contains("ary@"), "{misused:?}");
+    // In a variable.
+    let mut misused = lockctl(["ls"]);
+    misused.env("LOCK_REQUEST_TIMEOUT", &url);
+    let misused = run(misused);
+    assert!(misused.code == 2 && misused.stderr.contains("redis://***"), "{misused:?}");
+    assert!(!misused.stderr.contains("canary"), "{misused:?}");
     // With characters that a terminal obeys, or that hide others.
     for url in ["redis://user:can\u{1b}[31mary@127.0.0.1", "redis://user:can\u{202e}ary@127.0.0.1"]
     {
@@ -105,6 +115,19 @@ fn what_fails_has_a_code_and_a_remedy() {
     let unknown = run(lockctl(["shw", "order:1"]));
     assert_eq!(unknown.code, 2);
     assert!(unknown.stderr.contains("'show'"), "{unknown:?}");
+}
+
+/// The code tells the failure.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_standard_error_that_is_full_changes_no_code() {
+    let url = format!("redis://127.0.0.1:{}", lock_tests::server::another_port());
+    for (arguments, code) in [(&["show", "order:1", "--url", &url][..], 1), (&["shw"], 2)] {
+        let mut command = lockctl(arguments.iter().copied());
+        command.stderr(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+        let status = command.status().unwrap();
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
 }
 
 #[test]

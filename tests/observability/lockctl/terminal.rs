@@ -9,10 +9,25 @@ use lock_tests::RedisServer;
 use lock_tests::lockctl::lockctl;
 use lock_tests::prelude::*;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 
 /// Runs `command` on a terminal, types `answer` when it has printed `question`, and returns all that it has printed.
-fn on_terminal(mut command: Command, question: &str, answer: &str) -> (i32, String) {
+fn on_terminal(command: Command, question: &str, answer: &str) -> (i32, String) {
+    on_terminal_of(None, command, question, answer)
+}
+
+/// [`on_terminal`] with this many rows of 200 columns.
+fn on_terminal_of(
+    rows: Option<u16>,
+    mut command: Command,
+    question: &str,
+    answer: &str,
+) -> (i32, String) {
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    if let Some(ws_row) = rows {
+        let size = Winsize { ws_row, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&terminal, size).unwrap();
+    }
     grantpt(&terminal).unwrap();
     unlockpt(&terminal).unwrap();
     let name = ptsname(&terminal, Vec::new()).unwrap();
@@ -74,4 +89,23 @@ async fn text_has_colours_unless_they_are_unwanted() {
     let (_, printed) = on_terminal(plain, "", "");
     assert!(printed.contains("held") && !printed.contains('\u{1b}'), "{printed:?}");
     guard.release().await.unwrap();
+}
+
+/// A frame that is longer than the terminal would scroll its head away.
+#[tokio::test]
+async fn a_watched_table_fits_the_terminal() {
+    let server = RedisServer::start();
+    let pool = patient(server.url(), ms(20_000)).await;
+    let guards = pool.lock_all((10..40).map(|number| format!("order:{number}"))).acquire().await;
+    let watch = || lockctl(["watch", "--count", "1", "--url", &server.url()]);
+    let (code, printed) = on_terminal_of(Some(12), watch(), "", "");
+    assert_eq!(code, 0, "{printed}");
+    assert_eq!(printed.matches('\n').count(), 11, "{printed}");
+    for shown in ["KEY", "order:10", "order:17", "and 22 more lines", "30 locks"] {
+        assert!(printed.contains(shown), "{shown}: {printed}");
+    }
+    assert!(!printed.contains("order:18"), "{printed}");
+    let (_, printed) = on_terminal_of(Some(40), watch(), "", "");
+    assert!(printed.contains("order:39") && !printed.contains("more lines"), "{printed}");
+    guards.unwrap().release().await.unwrap();
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use lock_runtime::LockPool;
+use lock_runtime::{LockPool, PoolBuilder};
 
 use crate::failure::Failure;
 use crate::output::Format;
@@ -60,6 +60,9 @@ pub(crate) enum Command {
 }
 
 const REQUEST_TIMEOUT: &str = "2s";
+
+/// The variables that are read. An error may quote them.
+pub(crate) const VARIABLES: [&str; 3] = ["LOCK_URL", "LOCK_PREFIX", "LOCK_REQUEST_TIMEOUT"];
 
 /// The store, and the prefix of its keys.
 #[derive(Args, Clone, Debug)]
@@ -156,16 +159,23 @@ impl StoreArgs {
     }
 
     pub(crate) async fn connect(&self) -> Result<LockPool, Failure> {
+        Ok(self.builder()?.connect().await?)
+    }
+
+    pub(crate) fn builder(&self) -> Result<PoolBuilder, Failure> {
         let url = self.url.as_deref().filter(|url| !url.is_empty());
         let url = url.ok_or_else(|| {
             Failure::refused(
                 "no store is named; pass `--url redis://host:6379`, or set LOCK_URL".to_owned(),
             )
         })?;
-        let builder = LockPool::builder(url)
+        Ok(LockPool::builder(url)
             .key_prefix(self.prefix.as_deref().unwrap_or_default())
-            .request_timeout(self.request_timeout);
-        Ok(builder.connect().await?)
+            .request_timeout(self.request_timeout))
+    }
+
+    pub(crate) const fn request_timeout(&self) -> Duration {
+        self.request_timeout
     }
 }
 

@@ -10,13 +10,16 @@ use lock_runtime::{LockError, LockPool, Wait};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, StoreArgs};
 use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::output::{End, Output, STRONG, latency_text};
 
 /// How long the release of all locks may take after a failure.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
+
+const SHORTEST_TTL: Duration = Duration::from_secs(5);
+const LONGEST_TTL: Duration = Duration::from_secs(30);
 
 /// What one part measured.
 struct Measured {
@@ -36,10 +39,14 @@ enum Keys {
 }
 
 pub(crate) async fn run(
-    pool: &LockPool,
+    store: &StoreArgs,
     args: &BenchArgs,
     output: &Output,
 ) -> Result<End, Failure> {
+    // A bench that is killed leaves its keys for one ttl.
+    let ttl = store.request_timeout().saturating_mul(4).clamp(SHORTEST_TTL, LONGEST_TTL);
+    let builder = store.builder()?.ttl(ttl).max_waiters(args.tasks.max(1));
+    let pool = &builder.connect().await?;
     // No key of a program, nor of another bench.
     let key = format!("lockctl-bench:{:016x}", RandomState::new().build_hasher().finish());
     let parts = [

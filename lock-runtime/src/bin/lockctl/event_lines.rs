@@ -2,14 +2,13 @@
 
 use std::fmt::{Debug, Write};
 
-use anstream::eprintln;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::set_global_default;
 use tracing::{Event, Metadata, Subscriber};
 
-use crate::output::{FAINT, printable};
+use crate::output::{FAINT, error_text, printable};
 
 /// Prints each warning from now on, in the form `event: released by force owner=1f2e3d4c by=alice at web-7/4711`.
 pub(crate) fn print() {
@@ -34,7 +33,7 @@ impl Subscriber for EventLines {
         let mut line = EventLine::default();
         event.record(&mut line);
         let EventLine { message, fields } = line;
-        eprintln!("{FAINT}event:{FAINT:#} {}", printable(&(message + &fields)));
+        error_text(&format!("{FAINT}event:{FAINT:#} {}\n", printable(&(message + &fields))));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {

@@ -3,10 +3,9 @@
 use std::io;
 use std::process::ExitCode;
 
-use anstream::eprintln;
 use lock_runtime::{ErrorKind, LockError};
 
-use crate::output::{BAD, printable};
+use crate::output::{BAD, error_text, printable};
 
 /// The store failed.
 const FAILED: u8 = 1;
@@ -53,7 +52,7 @@ impl Failure {
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
             Self::Output(error) => format!("the output cannot be written: {error}"),
         };
-        eprintln!("{BAD}error:{BAD:#} {}", printable(&text));
+        error_text(&format!("{BAD}error:{BAD:#} {}\n", printable(&text)));
     }
 }
 

@@ -22,12 +22,11 @@ mod watch;
 use std::process::ExitCode;
 
 use anstream::adapter::strip_str;
-use anstream::{eprint, eprintln};
 use clap::{CommandFactory, Parser};
 
 use crate::args::{Command, CommandLine};
 use crate::failure::Failure;
-use crate::output::{End, Output, printable};
+use crate::output::{End, Output, error_text, printable};
 use crate::unprintable::is_unprintable;
 
 #[tokio::main(flavor = "current_thread")]
@@ -46,12 +45,14 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Help goes to standard output, and errors without the passwords of the arguments go to standard error.
+/// Help goes to standard output, and errors without the passwords of arguments and variables go to standard error.
 fn misused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         error.exit();
     }
-    let arguments = std::env::args_os().map(|it| it.to_string_lossy().into_owned());
+    let variables = args::VARIABLES.into_iter().filter_map(std::env::var_os);
+    let arguments = std::env::args_os().chain(variables);
+    let arguments = arguments.map(|it| it.to_string_lossy().into_owned());
     let (mut text, mut is_printable) = (error.render().ansi().to_string(), true);
     for argument in arguments {
         // Before any character is escaped: the text still has the argument unchanged.
@@ -59,9 +60,10 @@ fn misused(error: &clap::Error) -> ExitCode {
         is_printable &= !argument.contains(is_unprintable);
     }
     if is_printable {
-        eprint!("{text}");
+        error_text(&text);
     } else {
-        strip_str(&text).to_string().lines().for_each(|line| eprintln!("{}", printable(line)));
+        let text = strip_str(&text).to_string();
+        text.lines().for_each(|line| error_text(&format!("{}\n", printable(line))));
     }
     failure::REFUSED.into()
 }
@@ -75,8 +77,7 @@ async fn run(line: &CommandLine, output: &Output) -> Result<End, Failure> {
         }
         Command::Watch(watch) => watch::run(&line.store.connect().await?, watch, output).await,
         Command::Bench(bench) => {
-            let pool = line.store.at(bench.url.as_deref()).connect().await?;
-            bench::run(&pool, bench, output).await
+            bench::run(&line.store.at(bench.url.as_deref()), bench, output).await
         }
         Command::Doctor { url } => doctor::run(&line.store.at(url.as_deref()), output).await,
         Command::Completions { shell } => {

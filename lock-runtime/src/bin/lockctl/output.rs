@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Stdout, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -74,8 +74,9 @@ impl Output {
         self.raw(format!("{}\n", escaped(&json.to_string())).as_bytes())
     }
 
-    /// Shows `text` in place of what the terminal shows. Elsewhere it follows what was printed before.
-    pub(crate) fn screen(&self, text: &str) -> io::Result<()> {
+    /// Shows `text`, as far as there is room, and `foot` in place of what the terminal shows. Elsewhere they follow what was
+    /// printed before.
+    pub(crate) fn screen(&self, text: &str, foot: &str) -> io::Result<()> {
         /// To the first line of the terminal.
         const TOP: &str = "\u{1b}[H";
         /// Clears what is left of the line, and of the screen.
@@ -83,11 +84,15 @@ impl Output {
         const REST_OF_SCREEN: &str = "\u{1b}[J";
         let stdout = io::stdout();
         if !stdout.is_terminal() || std::env::var_os("TERM").is_some_and(|it| it == "dumb") {
-            return self.raw(text.as_bytes());
+            return self.raw(format!("{text}{foot}").as_bytes());
         }
+        let text = match terminal_size(&stdout) {
+            Some(size) => fitted(text, foot, size),
+            None => format!("{text}{foot}"),
+        };
         // Without colours `anstream` would also drop these sequences.
         let is_plain = AutoStream::choice(&stdout) == ColorChoice::Never;
-        let text = if is_plain { strip_str(text).to_string() } else { text.to_owned() };
+        let text = if is_plain { strip_str(&text).to_string() } else { text };
         let text = text.replace('\n', &format!("{REST_OF_LINE}\n"));
         let mut stdout = stdout.lock();
         write!(stdout, "{TOP}{text}{REST_OF_SCREEN}")?;
@@ -99,6 +104,51 @@ impl Output {
         stdout.write_all(bytes)?;
         stdout.flush()
     }
+}
+
+/// The rows and columns of the terminal. `None` if it does not tell them.
+#[cfg(unix)]
+fn terminal_size(stdout: &Stdout) -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(stdout).ok()?;
+    let (rows, columns) = (size.ws_row.into(), size.ws_col.into());
+    (rows > 0 && columns > 0).then_some((rows, columns))
+}
+
+#[cfg(not(unix))]
+const fn terminal_size(_: &Stdout) -> Option<(usize, usize)> {
+    None
+}
+
+/// The lines of `text` that fit into these rows and columns together with `foot`, and how many do not. A screen that is too
+/// long would scroll, and its head would not be seen.
+fn fitted(text: &str, foot: &str, (rows, columns): (usize, usize)) -> String {
+    let height = |line: &str| {
+        let width: usize = strip_str(line).map(|part| part.chars().count()).sum();
+        width.div_ceil(columns).max(1)
+    };
+    // The cursor is in the line below the foot.
+    let room = rows.saturating_sub(foot.lines().map(height).sum::<usize>() + 1);
+    let lines: Vec<_> = text.lines().collect();
+    if lines.iter().copied().map(height).sum::<usize>() <= room {
+        return format!("{text}{foot}");
+    }
+    let (mut shown, mut used) = (String::new(), 1);
+    for (number, line) in lines.iter().enumerate() {
+        used += height(line);
+        if used > room {
+            let _ = writeln!(shown, "and {} more lines", lines.len() - number);
+            break;
+        }
+        shown += line;
+        shown.push('\n');
+    }
+    shown + foot
+}
+
+/// Prints `text` to standard error, which may be closed or full: the exit code tells the rest.
+pub(crate) fn error_text(text: &str) {
+    let mut stderr = anstream::stderr();
+    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
 /// `text` without characters that control a terminal, or that change the order or the width of others.
@@ -183,6 +233,19 @@ mod tests {
         assert_eq!(printable("\u{9b}"), "\\u{9b}");
         assert_eq!(printable("a\u{202e}b\u{2069}\u{200b}"), "a\\u{202e}b\\u{2069}\\u{200b}");
         assert_eq!(printable("注文:42 é"), "注文:42 é");
+    }
+
+    #[test]
+    fn a_screen_is_not_longer_than_the_terminal() {
+        let text: String =
+            (1..=6).map(|number| format!("{STRONG}row {number}{STRONG:#}\n")).collect();
+        let fitted = |size| strip_str(&fitted(&text, "foot\n", size)).to_string();
+        let whole = "row 1\nrow 2\nrow 3\nrow 4\nrow 5\nrow 6\nfoot\n";
+        assert_eq!(fitted((8, 80)), whole);
+        assert_eq!(fitted((7, 80)), "row 1\nrow 2\nrow 3\nrow 4\nand 2 more lines\nfoot\n");
+        // Each row takes two lines.
+        assert_eq!(fitted((8, 4)), "row 1\nrow 2\nand 4 more lines\nfoot\n");
+        assert_eq!(fitted((1, 80)), "and 6 more lines\nfoot\n");
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Duration;
 
-use anstream::eprint;
 use lock_runtime::{LockHolder, LockPool};
 use serde_json::json;
 
@@ -66,10 +65,12 @@ fn confirm(args: &ReleaseArgs, holder: &LockHolder, waiting: Option<usize>) -> R
         )));
     }
     let queue = waiting.map_or_else(String::new, |count| format!(" {count} wait."));
-    eprint!(
+    let question = format!(
         "{STRONG}{key}{STRONG:#} is held by {text}.{queue}\nIts body is cancelled, and the next owner is granted the lock. Release it? [y/N] "
     );
-    anstream::stderr().flush()?;
+    let mut stderr = anstream::stderr();
+    stderr.write_all(question.as_bytes())?;
+    stderr.flush()?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     if matches!(answer.trim(), "y" | "Y" | "yes") {

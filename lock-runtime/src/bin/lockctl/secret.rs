@@ -9,12 +9,27 @@ pub(crate) fn hidden(text: &str, argument: &str) -> String {
         Some((_, parameters)) => ("?", parameters),
         None => return text.to_owned(),
     };
-    text.replace(&format!("{before}{secret}"), &format!("{before}***"))
+    let text = text.replace(&format!("{before}{secret}"), &format!("{before}***"));
+    // Of an option that does not exist, clap quotes the part up to the first `=`.
+    match secret.split_once('=') {
+        Some((name, _)) if argument.starts_with('-') && !name.is_empty() => {
+            text.replace(&format!("{before}{name}"), &format!("{before}***"))
+        }
+        _ => text,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_is_hidden_up_to_an_equals_sign() {
+        let text = "unexpected argument '--redis://u:can' found";
+        let shown = "unexpected argument '--redis://***' found";
+        assert_eq!(hidden(text, "--redis://u:can=ary@h"), shown);
+        assert_eq!(hidden("'redis://h' '://u'", "--url=redis://u:p@h"), "'redis://h' '://u'");
+    }
 
     #[test]
     fn passwords_are_hidden_wherever_a_url_has_them() {

@@ -42,7 +42,7 @@ pub(crate) async fn run(
             Format::Json => output.json_line(&listing.json())?,
             Format::Text => {
                 let foot = format!("{FAINT}{} locks; Ctrl-C ends{FAINT:#}\n", listing.len());
-                output.screen(&(listing.text() + &foot))?;
+                output.screen(&listing.text(), &foot)?;
             }
         }
         if is_last {
