@@ -1,5 +1,7 @@
 //! The end of a response with `until_body_end`: the client that has all of it finds the lock free.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;

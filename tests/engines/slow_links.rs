@@ -1,5 +1,7 @@
 //! Many callers and many leases over a slow link.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::time::Duration;
 
 use lock_runtime::{LockGuard, LockPool};
