@@ -1,5 +1,5 @@
 #![deny(warnings, clippy::pedantic)]
-#![allow(dead_code, clippy::manual_async_fn)]
+#![allow(dead_code, clippy::manual_async_fn, clippy::type_complexity)]
 
 use std::pin::Pin;
 
