@@ -334,7 +334,7 @@ async fn a_renewal_without_an_answer_may_have_an_effect_for_one_ttl_also_under_t
     let next = lease_of(spec_of(plain()), grant, clock);
     assert_eq!(until(&next), Some(first));
     renew(&next);
-    pass(secs(1)).await;
+    pass(secs(2)).await;
     assert!(next.begin_release());
     assert_eq!(until(&next), Some(first + secs(1)), "in flight");
     next.on_renewed(clock.now(), secs(3));
