@@ -158,7 +158,7 @@ all=(--all-features)
 
 step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
-step "building with single features" tests/features.sh
+step "building with few features" tests/features.sh
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
 step "installing libraries of other languages" tests/foreign/install.sh
 if [[ "${LOCK_TEST_NEWER:-off}" == on ]]; then
