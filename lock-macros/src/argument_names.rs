@@ -39,7 +39,7 @@ const PLANNED: [(&str, &str); 3] = [
     ),
 ];
 
-/// Arguments of other libraries whose value does not carry over, and what to write.
+/// Arguments of other libraries that take another kind of value here, and what to write.
 const TRANSLATED: [(&[&str], &str); 4] = [
     (&["unless"], "it is `when` with the opposite condition\nhelp: write `when = !(condition)`"),
     (

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::diagnostics::Fault;
+use crate::tokens::leading_name;
 
 pub(crate) struct Template {
     pub(crate) parts: Vec<Part>,
@@ -265,19 +266,12 @@ impl<'a> SlotParser<'a> {
     fn name(&mut self) -> Result<Name, Fault> {
         let start = self.at;
         self.eat("r#");
-        let rest = self.rest();
-        let begins = |c: char| c == '_' || unicode_ident::is_xid_start(c);
-        let length = if rest.starts_with(begins) {
-            rest.find(|c| !unicode_ident::is_xid_continue(c)).unwrap_or(rest.len())
-        } else {
-            0
-        };
-        let name = &rest[..length];
-        if name.is_empty() || name == "_" {
+        let Some(name) = leading_name(self.rest()).filter(|name| *name != "_") else {
             return Err(self.unexpected());
-        }
-        self.at += length;
-        Ok(Name { text: name.to_owned(), range: start..self.at })
+        };
+        let text = name.to_owned();
+        self.at += text.len();
+        Ok(Name { text, range: start..self.at })
     }
 
     fn unexpected(&self) -> Fault {

@@ -4,7 +4,7 @@ use proc_macro2::{Spacing, TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::{Lit, LitStr};
 
-/// Macros whose literals are not format strings, although they are macros.
+/// Macros with literals that are not format strings.
 const UNFORMATTED: [&str; 3] = ["vec", "concat", "stringify"];
 
 /// What may stand before a negated expression in parentheses: `if !(a)` calls no macro.
@@ -62,11 +62,8 @@ fn captures(text: &str) -> Vec<String> {
         let inside = &rest[..rest.find('}').unwrap_or(rest.len())];
         names.extend(leading_name(inside.trim_start()).map(str::to_owned));
         for (dollar, _) in inside.match_indices('$') {
-            let before = &inside[..dollar];
-            let start = before
-                .rfind(|c| !unicode_ident::is_xid_continue(c))
-                .map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
-            names.extend(leading_name(&before[start..]).map(str::to_owned));
+            let mut words = inside[..dollar].rsplit(|c| !unicode_ident::is_xid_continue(c));
+            names.extend(words.next().and_then(leading_name).map(str::to_owned));
         }
     }
     names

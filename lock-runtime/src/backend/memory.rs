@@ -34,7 +34,7 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct SharedTable {
     clock: Clock,
-    /// The runtime with the paused clock that it was opened on.
+    /// The runtime with the paused clock that it was opened on. `None` for a store of one pool.
     paused: Option<runtime::Id>,
     leases: Mutex<LeaseTable>,
     /// The notifier of each connection. The list is shared, so that notifiers run outside the mutex.
@@ -66,14 +66,15 @@ impl Memory {
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
         if name.is_empty() {
-            return Ok(Self { shared: Arc::new(SharedTable::new(clock, true)), id });
+            return Ok(Self { shared: Arc::new(SharedTable::new(clock, None, true)), id });
         }
         let mut named =
             NAMED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shared| shared.strong_count() > 0);
         let shared = named.get(name).and_then(Weak::upgrade);
-        let shared = shared.unwrap_or_else(|| Arc::new(SharedTable::new(clock, false)));
-        if shared.paused != clock.paused_runtime() {
+        let paused = clock.paused_runtime();
+        let shared = shared.unwrap_or_else(|| Arc::new(SharedTable::new(clock, paused, false)));
+        if shared.paused != paused {
             return Err(other_time(name));
         }
         named.insert(name.to_owned(), Arc::downgrade(&shared));
@@ -141,14 +142,9 @@ fn other_time(name: &str) -> LockError {
 }
 
 impl SharedTable {
-    fn new(clock: Clock, private: bool) -> Self {
-        Self {
-            clock,
-            paused: clock.paused_runtime(),
-            leases: Mutex::default(),
-            notifiers: Mutex::new(Arc::default()),
-            private,
-        }
+    fn new(clock: Clock, paused: Option<runtime::Id>, private: bool) -> Self {
+        let (leases, notifiers) = (Mutex::default(), Mutex::new(Arc::default()));
+        Self { clock, paused, leases, notifiers, private }
     }
 
     fn notifiers(&self) -> Arc<[(u64, Notifier)]> {

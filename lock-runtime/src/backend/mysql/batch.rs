@@ -16,10 +16,9 @@ use crate::backend::mysql::server_error::{
     LONG_TRANSACTIONS, ends_connection, failure, is_about_info, is_lock_timeout, is_rolled_back,
 };
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
-use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
 use crate::backend::sql::locked_rows::{LockedRows, fail_locked};
-use crate::backend::sql::renewal_queue::RenewalQueue;
+use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Instant;
@@ -62,13 +61,9 @@ impl<'a> MysqlBatch<'a> {
         Self { session, state, locked, channel: state.channel().clone(), limit, broken: None }
     }
 
-    /// Sends all requests and answers each, except those that stay in `steps` and `queue` for the next jobs.
-    pub(crate) async fn run(
-        &mut self,
-        jobs: Jobs,
-        steps: &mut AcquireSteps,
-        queue: &mut RenewalQueue,
-    ) {
+    /// Sends all requests and answers each, except the ones that stay in `pending`.
+    pub(crate) async fn run(&mut self, jobs: Jobs, pending: &mut PendingJobs) {
+        let PendingJobs { steps, renewals: queue } = pending;
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;

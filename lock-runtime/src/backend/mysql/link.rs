@@ -14,10 +14,9 @@ use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::session::{MysqlSession, MysqlSessionIdentity};
 use crate::backend::mysql::sweep::RowSweep;
-use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
 use crate::backend::sql::locked_rows::LockedRows;
-use crate::backend::sql::renewal_queue::RenewalQueue;
+use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::base::clock::Instant;
 
@@ -43,9 +42,7 @@ struct MysqlLink {
     /// The last session, until it is known to have ended.
     predecessor: MysqlSessionIdentity,
     locked: LockedRows,
-    /// What earlier batches have left.
-    steps: AcquireSteps,
-    renewals: RenewalQueue,
+    pending: PendingJobs,
     sweep: RowSweep,
     looks: Looks,
 }
@@ -66,15 +63,14 @@ impl MysqlLink {
     ) -> Self {
         let now = state.clock.now();
         let sweep = RowSweep::new(state.connector.database.forget_after, now);
-        let steps = AcquireSteps::new(state.clock, state.connector.limits.request);
+        let pending = PendingJobs::new(state.clock, state.connector.limits.request);
         Self {
             state,
             purpose,
             inbox,
             predecessor: MysqlSessionIdentity::default(),
             locked: LockedRows::default(),
-            steps,
-            renewals: RenewalQueue::default(),
+            pending,
             sweep,
             looks: Looks::new(now),
         }
@@ -88,8 +84,7 @@ impl MysqlLink {
                 Left::Closed => return session.close().await,
                 Left::Ended(error, answered) => (error, answered),
             };
-            self.steps.fail(&error);
-            self.renewals.fail(&error);
+            self.pending.fail(&error);
             if self.purpose == Purpose::Upkeep {
                 self.state.channel().clear();
                 self.state.watch_list().leave_queues(self.state.clock.now());
@@ -125,7 +120,7 @@ impl MysqlLink {
                         return Left::Closed;
                     }
                 }
-                () = std::future::ready(()), if self.has_more() => {}
+                () = std::future::ready(()), if !self.pending.is_empty() => {}
                 () = state.watched.notified(), if is_upkeep => continue,
                 () = state.clock.sleep_until(wake_at) => {}
             }
@@ -141,7 +136,7 @@ impl MysqlLink {
             let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
             for jobs in batches {
                 // After the end of the connection they fail without being sent.
-                batch.run(jobs, &mut self.steps, &mut self.renewals).await;
+                batch.run(jobs, &mut self.pending).await;
             }
             if is_upkeep && self.sweep.due() <= now {
                 self.sweep.run(&mut batch).await;
@@ -165,11 +160,6 @@ impl MysqlLink {
             Purpose::Claims => None,
         };
         interval.map(|interval| self.looks.due(interval))
-    }
-
-    /// Whether an earlier batch has left something.
-    fn has_more(&self) -> bool {
-        !self.steps.is_empty() || !self.renewals.is_empty()
     }
 
     /// Opens the connection again. Meanwhile requests fail immediately. `None` if the pool is closed.

@@ -17,9 +17,8 @@ use crate::backend::postgres::schema::{Parameter, Sql, Statements};
 use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
-use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, answer, moved, no_answer};
-use crate::backend::sql::renewal_queue::RenewalQueue;
+use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Clock;
 
@@ -56,8 +55,9 @@ impl<'a> Batch<'a> {
         Self { session, server, statements, events, channel, clock, limit, broken }
     }
 
-    /// Sends all requests and answers each, except those that stay in `steps` and `queue` for the next jobs.
-    pub(crate) async fn run(&self, jobs: Jobs, steps: &mut AcquireSteps, queue: &mut RenewalQueue) {
+    /// Sends all requests and answers each, except the ones that stay in `pending`.
+    pub(crate) async fn run(&self, jobs: Jobs, pending: &mut PendingJobs) {
+        let PendingJobs { steps, renewals: queue } = pending;
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;

@@ -14,9 +14,8 @@ use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, OnPayload, ServerProcess, Session};
 use crate::backend::postgres::sweep::Sweep;
 use crate::backend::queue_events::QueueEvents;
-use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
-use crate::backend::sql::renewal_queue::RenewalQueue;
+use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
@@ -64,18 +63,15 @@ struct LinkTask {
     inbox: UnboundedReceiver<StoreJob>,
     /// The server process of the last connection, until it is known to have ended.
     predecessor: Option<ServerProcess>,
-    /// What earlier batches have left.
-    steps: AcquireSteps,
-    renewals: RenewalQueue,
+    pending: PendingJobs,
     sweep: Sweep,
 }
 
 impl LinkTask {
     fn new(state: Arc<PoolState>, purpose: Purpose, inbox: UnboundedReceiver<StoreJob>) -> Self {
         let sweep = Sweep::new(&state.connector.database, state.clock.now());
-        let steps = AcquireSteps::new(state.clock, state.connector.limits.request);
-        let renewals = RenewalQueue::default();
-        Self { state, purpose, inbox, predecessor: None, steps, renewals, sweep }
+        let pending = PendingJobs::new(state.clock, state.connector.limits.request);
+        Self { state, purpose, inbox, predecessor: None, pending, sweep }
     }
 
     async fn run(mut self, mut session: Session) {
@@ -83,8 +79,7 @@ impl LinkTask {
         loop {
             let up_since = self.state.clock.now();
             let Some((error, answered)) = self.serve(&mut session).await else { return };
-            self.steps.fail(&error);
-            self.renewals.fail(&error);
+            self.pending.fail(&error);
             if self.purpose == Purpose::Upkeep {
                 self.state.channel().clear();
             }
@@ -119,7 +114,7 @@ impl LinkTask {
                         return None;
                     }
                 }
-                () = std::future::ready(()), if self.has_more() => {}
+                () = std::future::ready(()), if !self.pending.is_empty() => {}
                 () = self.state.clock.sleep_until(idle_until.min(self.sweep.due())),
                     if self.purpose == Purpose::Upkeep =>
                 {
@@ -134,7 +129,7 @@ impl LinkTask {
                 let channel = state.channel().clone();
                 let (connector, events, clock) = (&state.connector, &state.events, state.clock);
                 let batch = Batch::new(session, connector, &server, events, channel, clock);
-                batch.run(jobs, &mut self.steps, &mut self.renewals).await;
+                batch.run(jobs, &mut self.pending).await;
                 if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
                     self.sweep.run(&batch).await;
                 }
@@ -147,11 +142,6 @@ impl LinkTask {
             }
             answered = self.state.clock.now();
         }
-    }
-
-    /// Whether an earlier batch has left something.
-    fn has_more(&self) -> bool {
-        !self.steps.is_empty() || !self.renewals.is_empty()
     }
 
     /// Opens the connection again. Meanwhile requests fail immediately. `None` if the pool is closed.

@@ -8,6 +8,7 @@ pub(crate) mod job;
 pub(crate) mod listed_keys;
 pub(crate) mod locked_rows;
 pub(crate) mod parts;
+pub(crate) mod pending_jobs;
 pub(crate) mod pin;
 pub(crate) mod renewal_queue;
 pub(crate) mod sender;

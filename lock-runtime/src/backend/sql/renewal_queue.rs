@@ -64,7 +64,7 @@ impl RenewalQueue {
         }
     }
 
-    /// The next [`RENEWALS`]. Leaves out those that nothing waits for any more.
+    /// The next renewals, at most [`RENEWALS`]. Leaves out the ones that nothing waits for any more.
     pub(crate) fn next_part(&mut self) -> Vec<QueuedRenewal> {
         self.take(RENEWALS)
     }
