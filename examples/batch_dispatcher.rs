@@ -1,5 +1,5 @@
 //! Two processes take tasks from the same table. Taking a batch reads and rewrites the table, so it is done under a
-//! lock: every task is assigned exactly once.
+//! lock: while no lease is lost, every task is assigned exactly once.
 //!
 //! ```text
 //! cargo run --example batch_dispatcher -- redis://127.0.0.1:6379   # two processes

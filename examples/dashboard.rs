@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 /// Upper bounds in seconds, for round trips, waits and holds. Without any, each instance exports quantiles of its own, which
 /// cannot be combined.
 const BUCKETS: [f64; 17] = [
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0,
     60.0, 300.0,
 ];
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::{LockError, distributed_lock};
 
-/// Settles an order. It never runs twice at the same time for the same id, in any task or process.
+/// Settles an order. At most one call per id runs at a time, among all tasks and processes.
 #[distributed_lock(key = "order:<id>", ttl = "5s", wait = "10s")]
 async fn settle(id: u64, customer: &str, began: Instant) -> Result<(), LockError> {
     println!("{:>6.1?}  {customer} is in  order {id}", began.elapsed());

@@ -242,6 +242,12 @@ a_few() {
 models() {
     tests "exploring the schedules of the models" cargo test "${all[@]}" --quiet --lib -- model_tests::
 }
+# Few tests of three programs, one program after the other.
+the_other_few() {
+    a_few api ${busy_api}
+    a_few faults outage::requests
+    a_few engines wait_queue::hand_offs
+}
 doctests() {
     tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 }
@@ -260,10 +266,7 @@ together "program observability" "program faults outage::requests" "program wait
 program topologies
 program quorum load::
 together "a_few project" doctests "program api ${busy_api}"
-together "a_few waiting ${busy_waiting}" "a_few quorum load::"
-a_few api ${busy_api}
-a_few faults outage::requests
-a_few engines wait_queue::hand_offs
+together "a_few quorum load::" "a_few waiting ${busy_waiting}" the_other_few
 if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then
     tests "testing the recipes" cargo test --quiet -p lock-recipes
 else

@@ -651,7 +651,10 @@ mod waits {
         let other = other.on_current_runtime().connect().await.unwrap();
         let held = other.lock("t").acquire().await.unwrap();
         let began = tokio::time::Instant::now();
-        assert!(counts(&pool).await.unwrap_err().is_conflict());
+        let error = counts(&pool).await.unwrap_err();
+        assert!(error.is_conflict());
+        let text = error.to_string();
+        assert!(text.contains("in 4 attempts") && text.contains("raise `retry_count`"), "{text}");
         assert_eq!(faults.count(Operation::Acquire), 1 + 3);
         // Each pause is between a quarter of `retry_delay` and all of it.
         let took = began.elapsed();

@@ -111,6 +111,20 @@ async fn all_of_it() {
     guard.release().await.unwrap();
     faults.plan(Operation::Acquire, Fault::Fail(FailureKind::Rejected));
     assert!(faulty.lock(CANARY).acquire().await.unwrap_err().is_backend());
+    // An outage: one warning in a second, for all locks.
+    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
+    let outage = LockPool::with_backend(backend).connect().await.unwrap();
+    let outage = installed("outage", outage).await;
+    let lock = |key| outage.lock(order(key)).ttl(ms(1_000)).acquire();
+    let guards = (lock("a").await.unwrap(), lock("b").await.unwrap());
+    faults.always(Fault::Fail(FailureKind::NotApplied));
+    Traced::of("outage").await_events("not renewed yet", 2).await;
+    drop(guards);
+    Traced::of("outage").await_events("not released", 2).await;
+    outage.shutdown(Duration::ZERO).await;
+    // Stays with the process for a moment.
+    pool.lock(order("lingers")).linger(ms(20)).run(async {}).await.unwrap();
+    Traced::of("redis").await_event("lingers").await;
     // Without scripts.
     let plain = format!("{}?scripts=off", server.url());
     drop(LockPool::connect(&plain).await.unwrap());

@@ -263,6 +263,86 @@ async fn failures_are_traced() {
     traced.one("not released yet").has(&[("lock", "order:<id>"), ("error", "a planned failure")]);
 }
 
+/// The hold ends before the linger, and so does its time.
+#[tokio::test]
+async fn a_linger_is_traced() {
+    let server = RedisServer::start();
+    let pool = installed("lingers", &server).await;
+    let request = pool.lock("order:7").linger(ms(1_500)).ttl(ms(20_000));
+    let began = tokio::time::Instant::now();
+    request.run(async { tokio::time::sleep(ms(100)).await }).await.unwrap();
+    let hold = u64::try_from(began.elapsed().as_millis()).unwrap();
+    let traced = Traced::of("lingers").await_event("released").await;
+    let lingers = traced.one("lingers");
+    assert_eq!(lingers.level, Level::DEBUG);
+    assert!((100..=hold).contains(&lingers.number("held_ms")), "{lingers:?}");
+    assert!(!traced.one("released").fields.contains_key("held_ms"), "no hold ends there");
+}
+
+/// In an outage very many requests fail at once. The queue of events has room for other events.
+#[tokio::test]
+async fn failures_of_many_locks_are_few_warnings() {
+    watch();
+    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
+    let pool = LockPool::with_backend(backend).connect().await.unwrap();
+    lock_runtime::install("many-failures", pool.clone()).unwrap();
+    let mut guards = Vec::new();
+    for id in 0..100 {
+        guards.push(pool.lock(format!("order:{id}")).ttl(ms(3_000)).acquire().await.unwrap());
+    }
+    faults.always(Fault::Fail(FailureKind::NotApplied));
+    let traced = Traced::of("many-failures").await_events("not renewed yet", 300).await;
+    let few = |traced: &Traced, message: &str| {
+        let all = traced.all(message);
+        let warnings: Vec<_> = all.iter().filter(|event| event.level == Level::WARN).collect();
+        assert!((1..20).contains(&warnings.len()), "one a second: {warnings:#?}");
+        let counted: u64 = warnings.iter().map(|event| event.number("failed")).sum();
+        let all = all.len() as u64;
+        assert!((1..=all).contains(&counted), "{counted} of {all}");
+    };
+    few(&traced, "not renewed yet");
+    drop(guards);
+    let traced = traced.await_events("not released", 100).await;
+    few(&traced, "not released yet");
+    few(&traced, "not released");
+}
+
+/// The store is up, and every acquire fails.
+#[tokio::test]
+async fn a_store_that_refuses_writes_is_reported() {
+    let server = RedisServer::start();
+    let pool = installed("refuses", &server).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    for _ in 0..50 {
+        assert!(pool.lock("order:7").acquire().await.unwrap_err().is_backend());
+    }
+    let traced = Traced::of("refuses").await_event("the store refuses requests").await;
+    let refused = traced.all("the store refuses requests");
+    assert!((1..20).contains(&refused.len()), "one a second: {refused:#?}");
+    assert_eq!((refused[0].level, refused[0].number("failed")), (Level::WARN, 1));
+    assert!(refused[0].fields["error"].contains("OOM"), "{refused:?}");
+    assert_eq!(traced.all("the store is down").len(), 0);
+}
+
+/// It answers every connection with an error, which is no end of an outage.
+#[tokio::test]
+async fn a_store_with_another_password_is_down() {
+    let server = RedisServer::start();
+    let pool = installed("password", &server).await;
+    server.cli(&["CONFIG", "SET", "requirepass", "another"]);
+    for kind in ["normal", "pubsub"] {
+        server.cli(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+    }
+    let traced = Traced::of("password").await_event("the store is down").await;
+    let error = pool.lock("order:7").acquire().await.unwrap_err();
+    assert!(error.is_backend(), "{error}");
+    assert_eq!(traced.all("the store is back").len(), 0);
+    server.cli(&["CONFIG", "SET", "requirepass", ""]);
+    let traced = traced.await_event("the store is back").await;
+    traced.one("the store is down");
+    pool.lock("order:7").acquire().await.unwrap().release().await.unwrap();
+}
+
 /// Its key is computed, and so not in the template.
 #[tokio::test]
 async fn a_locked_route_can_have_a_template() {

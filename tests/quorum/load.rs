@@ -84,7 +84,7 @@ async fn the_cycles_of_thousands_of_tasks_on_healthy_nodes_are_one_vote_and_one_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_for_a_held_lock_ends_in_time_under_load() {
     let _alone = ALONE.lock().await;
-    const WAIT: Duration = ms(3_000);
+    const WAIT: Duration = ms(1_500);
     let quorum = Quorum::start(3);
     let holder = LockPool::connect(&quorum.url()).await.unwrap();
     let _held = holder.lock("held").ttl(BOUND).acquire().await.unwrap();
@@ -194,7 +194,7 @@ async fn the_thousand_locks_of_a_killed_holder_are_taken_over() {
     let dead = open_backend(&quorum.url()).await.unwrap();
     let claim = |n: usize| {
         let keys = [format!("k:{n}").into()];
-        let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(5_000));
+        let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(3_000));
         request.fencing = true;
         request.enqueue = true;
         request
@@ -222,7 +222,7 @@ async fn the_thousand_locks_of_a_killed_holder_are_taken_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_hundred_locks_of_a_killed_process_are_taken_over() {
     let _alone = ALONE.lock().await;
-    const TTL_MS: u64 = 5_000;
+    const TTL_MS: u64 = 2_500;
     let quorum = Quorum::start(3);
     let args = [quorum.url(), "98".to_owned(), TTL_MS.to_string()];
     let holder = Worker::start(env!("CARGO_BIN_EXE_hold-until-signal"), &args);
@@ -251,7 +251,7 @@ async fn the_hundred_locks_of_a_killed_process_are_taken_over() {
 /// Without a majority no request is granted. Each caller has its error by the end of its `wait`, however many there are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_without_a_majority_has_its_errors_when_the_wait_ends() {
-    const WAIT: Duration = ms(2_000);
+    const WAIT: Duration = ms(1_000);
     let _alone = ALONE.lock().await;
     let quorum = Quorum::start(3);
     let pool = LockPool::builder(quorum.url()).wait(WAIT).connect().await.unwrap();

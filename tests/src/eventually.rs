@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-const POLL: Duration = Duration::from_millis(2);
+/// The time until the next look, after this much waiting. Looks cost processor time, which other tests need.
+fn pause(waited: Duration) -> Duration {
+    (waited / 20).clamp(Duration::from_millis(2), Duration::from_millis(20))
+}
 
-/// Waits until `condition` holds, looking every 2 ms. It blocks the thread, and with it all tasks
+/// Waits until `condition` holds, looking every 2 ms at first, later every 20 ms. It blocks the thread, and with it all tasks
 /// of a current-thread runtime: async tests take [`eventually_async`].
 ///
 /// # Panics
@@ -33,7 +36,7 @@ pub fn eventually_some<T>(
         }
         let waited = start.elapsed();
         assert!(waited < deadline, "waited {waited:?} in vain: {what}");
-        std::thread::sleep(POLL);
+        std::thread::sleep(pause(waited));
     }
 }
 
@@ -51,7 +54,7 @@ pub async fn eventually_async(
     while !condition().await {
         let waited = start.elapsed();
         assert!(waited < deadline, "waited {waited:?} in vain: {what}");
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(pause(waited)).await;
     }
 }
 

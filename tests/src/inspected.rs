@@ -96,12 +96,13 @@ pub async fn tells_the_process_of_the_holder(url: &str, holder: &str, stored: im
         let text = format!("{}/{}", host.trim(), worker.pid());
         if setting == "off" {
             assert_eq!(shown.info, None);
-            for part in [text.as_str(), &format!("{}/", host.trim()), "annotated-holder"] {
+            let text = text.as_str();
+            for part in [text, &format!("{}/", host.trim()), "annotated-holder"] {
                 assert!(!stored().contains(part), "{part}: {}", stored());
             }
         } else {
             assert!(stored().contains(&text), "{}", stored());
-            let info = shown.info.unwrap();
+            let info = shown.info.clone().unwrap();
             assert_eq!((info.host.as_str(), info.process_id), (host.trim(), worker.pid()));
             let site = info.call_site.as_deref().unwrap();
             let (file, line) = site.rsplit_once(':').unwrap();
@@ -109,13 +110,16 @@ pub async fn tells_the_process_of_the_holder(url: &str, holder: &str, stored: im
             assert!((8..14).contains(&line.parse().unwrap()), "{site}");
             assert_eq!(info.to_string(), format!("{text} {site}"));
             // Waiters leave it as it is.
-            let waiting = pool.lock("order:42").wait(ms(1_500)).acquire();
+            let waiting = pool.lock("order:42").wait(ms(500)).acquire();
             assert!(waiting.await.is_err_and(|error| error.is_conflict()));
             let behind = pool.inspect("order:42").await.unwrap().holder.unwrap();
             assert_eq!(behind.info, Some(info));
         }
         worker.kill();
-        // By its ttl.
+        if setting == "off" {
+            assert!(pool.force_release("order:42", &shown).await.unwrap());
+        }
+        // Otherwise by its ttl.
         let next = pool.lock("order:42").wait(2 * DEADLINE).acquire().await.unwrap();
         let own = pool.inspect("order:42").await.unwrap().holder.unwrap().info.unwrap();
         assert_eq!((own.process_id, own.call_site), (std::process::id(), None));

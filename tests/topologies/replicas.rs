@@ -37,7 +37,7 @@ async fn pool(server: &RedisServer, replicas: usize) -> LockPool {
 }
 
 async fn refused(pool: &LockPool) -> LockError {
-    let error = pool.lock(KEY).wait(ms(600)).acquire().await.unwrap_err();
+    let error = pool.lock(KEY).wait(ms(1_500)).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
     error
 }

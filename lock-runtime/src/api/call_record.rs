@@ -264,7 +264,7 @@ impl CallSpan {
 
     /// The guard is given back, or the body has returned. The release may take longer.
     pub(crate) fn on_hold_ended(&mut self) {
-        self.set_progress(|lease| HoldProgress::Ended(lease.held_until_loss()));
+        self.set_progress(|lease| HoldProgress::Ended(lease.held_for()));
     }
 
     /// The body is cut short by `error`.
@@ -325,7 +325,7 @@ impl Drop for CallSpan {
                     HoldProgress::Ended(held) => Some(*held),
                     HoldProgress::Guarded | HoldProgress::Running | HoldProgress::Polled => None,
                 };
-                let held = ended.unwrap_or_else(|| lease.held_until_loss());
+                let held = ended.unwrap_or_else(|| lease.held_for());
                 (Some(held), outcome_of(*progress, lease.loss(), *outcome))
             }
         };

@@ -418,7 +418,13 @@ fn lost_error(loss: Loss) -> LockError {
         Loss::MaxHold => {
             ("the lock was released: its max_hold is over", "raise `max_hold`, or split the work")
         }
-        Loss::PoolClosed => return LockError::pool_closed(),
+        Loss::PoolClosed => {
+            return LockError::new(
+                ErrorKind::PoolClosed,
+                "the lock was released: the pool shut down, and its grace was over",
+            )
+            .remedy("allow a longer grace, or make the body shorter");
+        }
         Loss::FoundAtRelease => return LockError::lost_before_release(),
     };
     LockError::new(ErrorKind::Lost, cause).remedy(remedy)

@@ -30,17 +30,18 @@ struct BackendErrorDetails {
 }
 
 impl BackendError {
-    /// Whether the store has answered any of several requests that were sent together. A rejection is an answer. `Err` with
-    /// the last failure otherwise.
+    /// The outcome of several requests that were sent together, as far as it tells about the store: a success if there is
+    /// one, else a rejection, which is an answer, else the last failure.
     pub(crate) fn of_all<T>(outcomes: &[Result<T, Self>]) -> Result<(), &Self> {
-        let mut last = Ok(());
+        let mut of_all: Result<(), &Self> = Ok(());
         for outcome in outcomes {
-            match outcome {
-                Err(error) if error.kind() != FailureKind::Rejected => last = Err(error),
-                Ok(_) | Err(_) => return Ok(()),
+            match (outcome, of_all) {
+                (Ok(_), _) => return Ok(()),
+                (Err(_), Err(former)) if former.kind() == FailureKind::Rejected => {}
+                (Err(error), _) => of_all = Err(error),
             }
         }
-        last
+        of_all
     }
 
     /// An error with a text that must not show secrets.

@@ -527,6 +527,12 @@ impl Policy {
         self.wait != Wait::For(Duration::ZERO) && self.retry_count != Some(0)
     }
 
+    /// Whether `attempts` are all that `retry_count` allows.
+    pub(crate) fn is_out_of_attempts(&self, attempts: u32) -> bool {
+        let most = if self.waits() { self.retry_count } else { Some(0) };
+        most.is_some_and(|count| attempts > count)
+    }
+
     /// How long before the end of its validity a body is cancelled.
     pub(crate) fn cancel_margin(&self) -> Duration {
         cancel_margin(self.ttl, self.max_hold)

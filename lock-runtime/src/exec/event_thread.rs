@@ -14,12 +14,16 @@ use tracing::dispatcher::{self, Dispatch};
 use tracing::span::Id;
 use tracing::warn;
 
+use crate::base::clock::Clock;
 use crate::base::process::OfProcess;
 use crate::base::span_slot::{SpanHandle, SpanSlot};
 use crate::exec::panic_boundary::{self, Panic};
 
 /// The maximum number of events that wait for the subscriber. Further events are dropped and counted.
 const MOST: usize = 4096;
+
+/// Between two reports of dropped events while further events wait.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether the subscriber `$to`, or that of this thread, may want events of this level. A level that no subscriber wants costs
 /// one load.
@@ -124,23 +128,19 @@ impl EventThread {
 }
 
 fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
+    let mut report_at = Clock::Boot.now();
     while let Some(job) = jobs.blocking_recv() {
         match job {
             Job::Event { to, span, emit } => {
-                let count = match deliver(&to, &span, emit) {
-                    Ok(()) => dropped.swap(0, Ordering::Relaxed),
-                    Err(_) => {
-                        dropped.fetch_add(1, Ordering::Relaxed);
-                        0
+                if deliver(&to, &span, emit).is_err() {
+                    dropped.fetch_add(1, Ordering::Relaxed);
+                } else if dropped.load(Ordering::Relaxed) > 0 {
+                    // While events are dropped, one report for each of the others would cause the loss of more.
+                    let now = Clock::Boot.now();
+                    if jobs.is_empty() || now >= report_at {
+                        report_at = now + REPORT_INTERVAL;
+                        report_dropped(&to, dropped);
                     }
-                };
-                if count > 0
-                    && panic_boundary::call(|| {
-                        dispatcher::with_default(&to, || report_dropped(count));
-                    })
-                    .is_err()
-                {
-                    dropped.fetch_add(count, Ordering::Relaxed);
                 }
                 // They may be the last references to a subscriber.
                 let _ = panic_boundary::call(|| drop((to, span)));
@@ -163,10 +163,18 @@ fn deliver(to: &Dispatch, span: &SpanSlot, emit: impl FnOnce(Option<Id>)) -> Res
     })
 }
 
-fn report_dropped(dropped: u64) {
-    warn!(
-        target: "lock_runtime",
-        dropped,
-        "events were dropped: the subscriber is too slow, or panics"
-    );
+fn report_dropped(to: &Dispatch, dropped: &AtomicU64) {
+    let count = dropped.swap(0, Ordering::Relaxed);
+    let reported = panic_boundary::call(|| {
+        dispatcher::with_default(to, || {
+            warn!(
+                target: "lock_runtime",
+                dropped = count,
+                "events were dropped: the subscriber is too slow, or panics"
+            );
+        });
+    });
+    if reported.is_err() {
+        dropped.fetch_add(count, Ordering::Relaxed);
+    }
 }

@@ -14,7 +14,7 @@ use crate::base::call_site::LockLabel;
 use crate::base::error::LockError;
 use crate::base::fence::Fence;
 use crate::base::loss::Loss;
-use crate::base::measurement::{Measurement, ReleaseResult, RenewalResult};
+use crate::base::measurement::{Measurement, ReleaseResult};
 use crate::base::metrics::LockMetrics;
 use crate::base::owner_info;
 use crate::base::owner_tag::OwnerTag;
@@ -46,6 +46,22 @@ macro_rules! emit {
                 $($rest)*
             );
         });
+    }};
+}
+
+/// Emits the event of a request that has failed: as a warning with the number of such failures of the pool since the last one,
+/// or for debugging if that number is `None`. An outage fails very many requests in a second.
+macro_rules! emit_failure {
+    ($origin:expr, $failed:expr, $error:expr, $($field:ident,)* $text:literal) => {{
+        if let Some(failed) = $failed {
+            if is_wanted!(WARN, $origin.span.subscriber()) {
+                let error = $error.clone();
+                emit!(warn, $origin, failed, $($field,)* %error, $text);
+            }
+        } else if is_wanted!(DEBUG, $origin.span.subscriber()) {
+            let error = $error.clone();
+            emit!(debug, $origin, $($field,)* %error, $text);
+        }
     }};
 }
 
@@ -166,19 +182,23 @@ pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
     }
 }
 
+/// `held_for` reads the clock, so it is only called for an event.
 pub(crate) fn renewed(origin: Origin<'_>, held_for: impl FnOnce() -> Duration) {
-    origin.metrics.record(Measurement::Renewal(RenewalResult::Renewed));
     if is_wanted!(TRACE, origin.span.subscriber()) {
         let held_ms = millis(held_for());
         emit!(trace, origin, held_ms, "renewed");
     }
 }
 
-pub(crate) fn not_renewed(origin: Origin<'_>, valid_for: Duration, error: &BackendError) {
-    if is_wanted!(WARN, origin.span.subscriber()) {
-        let (valid_for_ms, error) = (millis(valid_for), error.clone());
-        emit!(warn, origin, valid_for_ms, %error, "not renewed yet");
-    }
+/// `failed` as for [`emit_failure`].
+pub(crate) fn not_renewed(
+    origin: Origin<'_>,
+    failed: Option<u64>,
+    valid_for: Duration,
+    error: &BackendError,
+) {
+    let valid_for_ms = millis(valid_for);
+    emit_failure!(origin, failed, error, valid_for_ms, "not renewed yet");
 }
 
 pub(crate) fn lost(origin: Origin<'_>, owner: OwnerTag, held: Duration, loss: Loss) {
@@ -188,22 +208,38 @@ pub(crate) fn lost(origin: Origin<'_>, owner: OwnerTag, held: Duration, loss: Lo
     }
 }
 
-/// `held_for` reads the clock, so it is only called for an event.
-pub(crate) fn released(origin: Origin<'_>, held_for: impl FnOnce() -> Duration, was_held: bool) {
+/// The hold has ended, and the lock stays with its process for the next call.
+pub(crate) fn lingers(origin: Origin<'_>, held: Duration) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
+        let held_ms = millis(held);
+        emit!(debug, origin, held_ms, "lingers");
+    }
+}
+
+/// `held` is `None` for a lock that lingered. Its hold ended before.
+pub(crate) fn released(origin: Origin<'_>, held: Option<Duration>, was_held: bool) {
     let result = if was_held { ReleaseResult::Released } else { ReleaseResult::NotHeld };
     origin.metrics.record(Measurement::Release(result));
     if is_wanted!(DEBUG, origin.span.subscriber()) {
-        let held_ms = millis(held_for());
+        let held_ms = held.map(millis);
         emit!(debug, origin, held_ms, was_held, "released");
     }
 }
 
-pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
-    origin.metrics.record(Measurement::Release(ReleaseResult::Failed));
-    if is_wanted!(WARN, origin.span.subscriber()) {
-        let error = error.clone();
-        emit!(warn, origin, %error, "not released yet");
-    }
+/// The release is repeated. `failed` as for [`emit_failure`].
+pub(crate) fn not_released_yet(origin: Origin<'_>, failed: Option<u64>, error: &BackendError) {
+    emit_failure!(origin, failed, error, "not released yet");
+}
+
+/// No release is sent any more: the store frees the lock after `expires_in`. `failed` as for [`emit_failure`].
+pub(crate) fn not_released(
+    origin: Origin<'_>,
+    failed: Option<u64>,
+    expires_in: Duration,
+    error: &BackendError,
+) {
+    let expires_in_ms = millis(expires_in);
+    emit_failure!(origin, failed, error, expires_in_ms, "not released");
 }
 
 /// This process has taken a lock from another owner, for `operator` if one is known. `was_held` is `None` if the store did
@@ -276,6 +312,16 @@ pub(crate) fn lock_order_inversion(
                 "locks are nested in opposite orders"
             );
         });
+    }
+}
+
+/// The store has answered a request with a refusal. `failed` is the number of them since the last event.
+pub(crate) fn store_refused(pool: &str, failed: u64, error: &BackendError) {
+    if is_wanted!(WARN, None) {
+        let (pool, error) = (pool.to_owned(), error.clone());
+        event_thread::send(
+            move || warn!(target: "lock_runtime", pool, failed, %error, "the store refuses requests"),
+        );
     }
 }
 

@@ -148,7 +148,7 @@ impl Lease {
             state: Mutex::new(LeaseState {
                 phase: Phase::Held,
                 loss: None,
-                lost_at: None,
+                ended_at: None,
                 next_renewal: grant.next_renewal.or_else(first_renewal),
                 changed_since: None,
                 unconfirmed: None,
@@ -192,6 +192,7 @@ impl Lease {
             return None;
         }
         state.phase = Phase::Transferred;
+        state.ended_at = Some(now);
         self.valid_until.store(0, Ordering::Release);
         let listeners = std::mem::take(&mut state.listeners);
         let grant = Grant {
@@ -258,19 +259,15 @@ impl Lease {
         self.valid_until().since(self.clock.now())
     }
 
+    /// From the grant to the end of the hold, or to now.
     pub(crate) fn held_for(&self) -> Duration {
-        self.clock.now().since(self.granted_at)
+        let ended_at = self.state().ended_at;
+        ended_at.unwrap_or_else(|| self.clock.now()).since(self.granted_at)
     }
 
     /// From the call to the grant.
     pub(crate) fn waited(&self) -> Duration {
         self.granted_at.since(self.requested_at)
-    }
-
-    /// From the grant to the loss, or to now.
-    pub(crate) fn held_until_loss(&self) -> Duration {
-        let lost_at = self.state().lost_at;
-        lost_at.map_or_else(|| self.held_for(), |lost_at| lost_at.since(self.granted_at))
     }
 
     /// When the store has forgotten the owner, even if no release reaches it.
@@ -377,7 +374,7 @@ impl Lease {
                 let renewing = state.phase == Phase::Renewing;
                 state.phase = if renewing { Phase::LostRenewing } else { Phase::Lost };
                 state.loss = Some(loss);
-                state.lost_at = Some(self.clock.now());
+                state.ended_at = Some(self.clock.now());
                 self.valid_until.store(0, Ordering::Release);
                 let listeners = std::mem::take(&mut state.listeners);
                 // From here on only the store excludes other owners. A holder that never notices must not block the queue
@@ -463,12 +460,13 @@ impl Lease {
     /// Ends the hold and wakes the listeners. `true` for the one caller that has to send the release.
     pub(crate) fn begin_release(&self) -> bool {
         let mut state = self.state();
-        let was_lost = state.loss.is_some();
+        let was_lost = state.ended_at.is_some();
         state.phase = match state.phase {
             Phase::Held | Phase::Lost => Phase::Releasing,
             Phase::Renewing | Phase::LostRenewing => Phase::ReleasePending,
             Phase::Transferred | Phase::ReleasePending | Phase::Releasing => return false,
         };
+        state.ended_at.get_or_insert_with(|| self.clock.now());
         self.valid_until.store(0, Ordering::Release);
         let listeners = std::mem::take(&mut state.listeners);
         drop(state);

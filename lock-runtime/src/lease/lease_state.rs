@@ -14,8 +14,8 @@ pub(super) struct LeaseState {
     pub(super) phase: Phase,
     /// Why validity ended before the release, if it did.
     pub(super) loss: Option<Loss>,
-    /// When it did.
-    pub(super) lost_at: Option<Instant>,
+    /// When the hold ended: by a loss, a release or a transfer.
+    pub(super) ended_at: Option<Instant>,
     pub(super) next_renewal: Option<Instant>,
     /// When the key may have changed after the renewal in flight was sent: its answer may be from before the change.
     pub(super) changed_since: Option<Instant>,

@@ -18,6 +18,7 @@ use crate::base::measurement::{Measurement, RenewalResult};
 use crate::exec::driver::Driver;
 use crate::exec::events;
 use crate::exec::panic_boundary;
+use crate::exec::throttle::Throttle;
 use crate::exec::timer_queue::TimerQueue;
 use crate::lease::lease::Lease;
 use crate::lease::renewal_action::RenewalAction;
@@ -38,6 +39,8 @@ pub(crate) struct RenewalConfig {
     pub(crate) end_hold: EndHold,
     /// Receives the outcome of each request, with the moment when it was sent.
     pub(crate) on_outcome: OnOutcome,
+    /// Bounds the warnings about renewals that fail.
+    pub(crate) failures: Throttle,
 }
 
 /// Receives whether the store has answered.
@@ -186,7 +189,7 @@ impl RenewalScheduler {
         }
     }
 
-    /// The answer to a renewal that counts as failed. Only a confirmation says something that the next renewal does not find.
+    /// The answer to a renewal that was counted as failed, and is not counted again. Only a confirmation says something that the next renewal does not find.
     fn on_late_answer(
         &self,
         config: &RenewalConfig,
@@ -233,6 +236,7 @@ impl RenewalScheduler {
                 Ok(LeaseStatus::Held) => {
                     let interval = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.on_renewed(sent, interval);
+                    lease.metrics.record(Measurement::Renewal(RenewalResult::Renewed));
                     events::renewed(lease.origin(), || lease.held_for());
                 }
                 Ok(LeaseStatus::NotHeld) => {
@@ -246,7 +250,8 @@ impl RenewalScheduler {
                     lease.metrics.record(Measurement::Renewal(RenewalResult::Failed));
                     // No warning for a hold that has ended meanwhile.
                     if lease.is_held() {
-                        events::not_renewed(lease.origin(), lease.valid_for(), &error);
+                        let failed = config.failures.report(now);
+                        events::not_renewed(lease.origin(), failed, lease.valid_for(), &error);
                     }
                     lease.on_renewal_failed(now, end, error);
                 }

@@ -66,6 +66,10 @@ pub(crate) struct PoolCore {
     pub(crate) metrics: Arc<PoolMetrics>,
     /// Bounds the events about full queues.
     pub(crate) queue_full: Throttle,
+    /// Bounds the warnings about releases that are repeated.
+    pub(super) failed_releases: Throttle,
+    /// Bounds the warnings about releases that are not repeated any more.
+    pub(super) releases_given_up: Throttle,
     /// Bounds the acquires in flight at a store that asks for it.
     admission: Option<Arc<Admission>>,
     tasks: [AbortHandle; 4],
@@ -140,6 +144,7 @@ impl PoolCore {
                 request_timeout,
                 end_hold: Box::new(release),
                 on_outcome: Box::new(move |sent, outcome| status.report(sent, outcome)),
+                failures: Throttle::default(),
             };
             let driver = &config.driver;
             let probing = store_status.clone().probe(config.backend.clone(), request_timeout);
@@ -163,6 +168,8 @@ impl PoolCore {
                 grace_end: watch::Sender::default(),
                 metrics,
                 queue_full: Throttle::default(),
+                failed_releases: Throttle::default(),
+                releases_given_up: Throttle::default(),
                 admission: capabilities
                     .paced
                     .then(|| Admission::new(clock, request_timeout, capabilities.least_in_flight)),

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use crate::base::clock::Instant;
 use crate::base::key::Key;
+use crate::base::measurement::Measurement;
 use crate::base::options::ReleaseMode;
+use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, LeaseOwner};
 use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
@@ -47,6 +49,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
         return LingerOutcome::Release;
     };
     lease.on_hold_ended();
+    events::lingers(lease.origin(), lease.held_for());
     let idle = Arc::new(Lease::without_holder(core.tracker.next_id(), lease, granted));
     grant::track(core, &idle, Contention::None);
     core.renewals.cancel(lease);
@@ -78,6 +81,7 @@ pub(super) fn take(
     let Some((granted, _)) = granted else {
         return Err((waiter, Some(HeldLease::new(idle, core.clone()))));
     };
+    idle.metrics.record(Measurement::HandedOff);
     core.renewals.cancel(&idle);
     let next = grant::lease(core, waiter.spec, granted, since, Contention::None);
     // After the new one is tracked: a shutdown in between would find nothing held.

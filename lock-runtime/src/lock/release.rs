@@ -11,6 +11,7 @@ use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::loss::Loss;
+use crate::base::measurement::{Measurement, ReleaseResult};
 use crate::base::owner::Owner;
 use crate::base::sync::spawn;
 use crate::exec::events;
@@ -120,11 +121,13 @@ async fn retry(
     let mut may_be_applied = false;
     loop {
         let now = clock.now();
-        events::not_released(pending.lease.origin(), &error);
         may_be_applied |= error.kind() == FailureKind::MaybeApplied;
+        pending.lease.metrics.record(Measurement::Release(ReleaseResult::Failed));
         if now >= pending.lease.forgotten_at() {
-            return on_forgotten(&core, pending, &request, may_be_applied, error);
+            return give_up(&core, pending, &request, may_be_applied, error);
         }
+        let failed = core.failed_releases.report(now);
+        events::not_released_yet(pending.lease.origin(), failed, &error);
         if error.kind() == FailureKind::Rejected {
             pending.fail(&error);
         }
@@ -141,7 +144,7 @@ async fn retry(
             () = core.tracker.closed() => None,
         };
         let Some(outcome) = outcome else {
-            return on_forgotten(&core, pending, &request, may_be_applied, error);
+            return give_up(&core, pending, &request, may_be_applied, error);
         };
         // A connection that is down refuses immediately. While the caller waits, a connection that is up again is used soon.
         let is_refused = error.kind() == FailureKind::NotApplied && clock.now() < answer_by;
@@ -154,8 +157,8 @@ async fn retry(
     }
 }
 
-/// The store has forgotten the lease by its ttl, without an answer to any release.
-fn on_forgotten(
+/// No release was answered, and none is sent any more. The store has forgotten the lease by its ttl, or will.
+fn give_up(
     core: &Arc<PoolCore>,
     mut pending: PendingRelease,
     request: &ReleaseRequest,
@@ -164,6 +167,7 @@ fn on_forgotten(
 ) {
     let lease = &pending.lease;
     let now = core.clock().now();
+    report_given_up(core, lease, now, &error);
     // An unanswered release may have granted the lock to the successor.
     if may_be_applied && let Some(next) = &request.successor {
         let attempts = Attempts::for_unconfirmed_successor(next, now);
@@ -228,11 +232,17 @@ fn continue_as(core: &Arc<PoolCore>, lease: &Lease, attempts: Attempts, pause: D
     spawn_undo(core, attempts, keys, ttl);
 }
 
+fn report_given_up(core: &PoolCore, lease: &Lease, now: Instant, error: &BackendError) {
+    let failed = core.releases_given_up.report(now);
+    events::not_released(lease.origin(), failed, lease.forgotten_at().since(now), error);
+}
+
 fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
     if !is_released && lease.lost_before_release() {
         lease.report_loss(Loss::FoundAtRelease);
     }
-    events::released(lease.origin(), || lease.held_for(), was_held);
+    let held = lease.has_holder().then(|| lease.held_for());
+    events::released(lease.origin(), held, was_held);
 }
 
 /// The requests of the next waiter of this process, and when the first one is due, if the release has begun them.
@@ -321,7 +331,8 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
                 core.tracker.remove_ended(lease, true);
             }
             Err(error) => {
-                events::not_released(lease.origin(), &error);
+                lease.metrics.record(Measurement::Release(ReleaseResult::Failed));
+                report_given_up(core, lease, core.clock().now(), &error);
                 core.tracker.remove_ended(lease, false);
             }
         }

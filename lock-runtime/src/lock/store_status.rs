@@ -19,6 +19,7 @@ use crate::base::metrics::PoolMetrics;
 use crate::base::options::OnOutage;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::events;
+use crate::exec::throttle::Throttle;
 
 /// What the requests to a store have shown so far.
 #[derive(Debug)]
@@ -84,7 +85,12 @@ impl Reachability {
                 *self = Self::Down { since, error: error.clone(), next_trial: now + Self::TRIAL };
                 Change::Lost
             }
-            Self::Failing { .. } | Self::Down { .. } | Self::Closed => Change::None,
+            Self::Down { error: ref mut last, .. } => {
+                // The latest says what to mend.
+                *last = error.clone();
+                Change::None
+            }
+            Self::Failing { .. } | Self::Closed => Change::None,
         }
     }
 }
@@ -101,6 +107,8 @@ pub(crate) struct StoreStatus {
     /// Whether no request has failed since the last answer, for a look without the mutex.
     has_no_failure: AtomicBool,
     reachability: Mutex<Reachability>,
+    /// Bounds the events about requests that the store refuses.
+    refusals: Throttle,
     /// Wakes [`probe`](Self::probe).
     suspected: Notify,
 }
@@ -124,6 +132,7 @@ impl StoreStatus {
             pool: OnceCell::new(),
             has_no_failure: AtomicBool::new(true),
             reachability: Mutex::new(Reachability::Up),
+            refusals: Throttle::default(),
             suspected: Notify::new(),
         })
     }
@@ -132,16 +141,24 @@ impl StoreStatus {
         let _ = self.pool.set(name.clone());
     }
 
-    /// The outcome of a request that was sent at `sent`. A rejection is an answer.
+    /// The outcome of a request that was sent at `sent`.
+    ///
+    /// A store that refuses a request is up, because the refusal may be about this request only. In an outage a refusal does
+    /// not end it: a store that was restarted with another password refuses every connection.
     pub(crate) fn report(&self, sent: Instant, outcome: Result<(), &BackendError>) {
-        let failure = outcome.err().filter(|error| error.kind() != FailureKind::Rejected);
-        if failure.is_none() && self.has_no_failure.load(Ordering::Relaxed) {
-            return;
+        if self.has_no_failure.load(Ordering::Relaxed) {
+            match outcome {
+                Ok(()) => return,
+                Err(error) if error.kind() == FailureKind::Rejected => {
+                    return self.report_refusal(error);
+                }
+                Err(_) => {}
+            }
         }
         let now = self.clock.now();
-        let change = self.change(|reachability| match failure {
-            Some(error) => reachability.on_failure(sent, now, error),
-            None => reachability.on_answer(now),
+        let change = self.change(|reachability| match outcome {
+            Ok(()) => reachability.on_answer(now),
+            Err(error) => reachability.on_failure(sent, now, error),
         });
         if change == Change::Lost && self.on_outage == OnOutage::Fail {
             // Even behind a holder of this process: its release would wait for the store.
@@ -156,6 +173,12 @@ impl StoreStatus {
         if error.kind() != FailureKind::Rejected && self.has_no_failure.load(Ordering::Relaxed) {
             let now = self.clock.now();
             self.change(|reachability| reachability.on_failure(now, now, error));
+        }
+    }
+
+    fn report_refusal(&self, error: &BackendError) {
+        if let Some(failed) = self.refusals.report(self.clock.now()) {
+            events::store_refused(self.pool(), failed, error);
         }
     }
 
@@ -196,7 +219,7 @@ impl StoreStatus {
         let change = change(&mut reachability);
         let has_no_failure = matches!(*reachability, Reachability::Up | Reachability::Closed);
         self.has_no_failure.store(has_no_failure, Ordering::Relaxed);
-        let pool = self.pool.get().map_or("unnamed", |name| name);
+        let pool = self.pool();
         match (&change, &*reachability) {
             (Change::Suspected, _) => self.suspected.notify_one(),
             (Change::Lost, Reachability::Down { error, .. }) => {
@@ -271,6 +294,10 @@ impl StoreStatus {
                 self.report(sent, answer.unwrap_or_else(|_| Err(silence())).as_ref().map(|&()| ()));
             }
         }
+    }
+
+    fn pool(&self) -> &str {
+        self.pool.get().map_or("unnamed", |name| name)
     }
 
     fn reachability(&self) -> MutexGuard<'_, Reachability> {

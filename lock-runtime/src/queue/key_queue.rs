@@ -15,7 +15,7 @@ use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::exec::panic_boundary;
 use crate::exec::timer_queue::TimerQueue;
-use crate::queue::last_answer::LastAnswer;
+use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::permit::KeyPermit;
 
 /// What a queue needs to know about a waiter for a lock.
@@ -155,6 +155,16 @@ pub(crate) struct QueueEntry<W> {
     /// Requests sent for this waiter.
     pub(crate) attempts: u32,
     pub(crate) wait_for: WaitFor<W>,
+}
+
+impl<W: Waiter> QueueEntry<W> {
+    /// What ends its wait now, if the store has not failed.
+    pub(super) fn end(&self) -> WaitEnd {
+        match &self.wait_for {
+            WaitFor::Lock(waiter) => WaitEnd::of(&waiter.spec().policy, self.attempts),
+            WaitFor::Permits(wait) => wait.wait.into(),
+        }
+    }
 }
 
 /// What an entry waits for.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
-use crate::base::options::Wait;
+use crate::base::options::{Policy, Wait};
 
 /// The last answer of the store for a key. A waiter that times out gets `Conflict` if the store reported a holder. It also
 /// gets `Conflict` if a task of this process holds or requests the lock and nothing has failed. Otherwise it gets
@@ -23,12 +23,38 @@ pub(crate) enum LastAnswer {
     Failed(BackendError),
 }
 
+/// What has ended a wait without a lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitEnd {
+    /// Its time is over, or the store has failed.
+    Wait(Wait),
+    /// `retry_count` allows no further attempt than these.
+    Attempts(u32),
+}
+
+impl WaitEnd {
+    /// The end of a wait with `policy` after `attempts`.
+    pub(crate) fn of(policy: &Policy, attempts: u32) -> Self {
+        if policy.waits() && policy.is_out_of_attempts(attempts) {
+            Self::Attempts(attempts)
+        } else {
+            Self::Wait(policy.wait)
+        }
+    }
+}
+
+impl From<Wait> for WaitEnd {
+    fn from(wait: Wait) -> Self {
+        Self::Wait(wait)
+    }
+}
+
 impl LastAnswer {
     /// The error for a waiter whose wait ends at `now`. `last_failure` is the last failure of any key.
     #[cold]
     pub(crate) fn wait_error(
         &self,
-        wait: Wait,
+        end: impl Into<WaitEnd>,
         now: Instant,
         last_failure: Option<&BackendError>,
     ) -> LockError {
@@ -44,26 +70,33 @@ impl LastAnswer {
             }
             Self::None | Self::Pending(_) => match last_failure {
                 Some(last_failure) => LockError::backend(last_failure.clone()),
-                None => conflict(wait, None),
+                None => conflict(end.into(), None),
             },
-            Self::Held { expires_in } => conflict(wait, *expires_in),
+            Self::Held { expires_in } => conflict(end.into(), *expires_in),
             Self::Failed(error) => LockError::backend(error.clone()),
         }
     }
 }
 
 #[cold]
-fn conflict(wait: Wait, expires_in: Option<Duration>) -> LockError {
-    let waited = match wait {
-        Wait::For(Duration::ZERO) | Wait::Forever => "the lock is held by another owner".to_owned(),
-        Wait::For(wait) => {
-            format!("the lock is held by another owner; not acquired within {wait:?}")
+fn conflict(end: WaitEnd, expires_in: Option<Duration>) -> LockError {
+    let mut cause = "the lock is held by another owner".to_owned();
+    let remedy = match end {
+        WaitEnd::Wait(wait) => {
+            if let Wait::For(wait) = wait
+                && !wait.is_zero()
+            {
+                cause += &format!("; not acquired within {wait:?}");
+            }
+            "try again later, raise `wait`, or answer the request with a conflict"
+        }
+        WaitEnd::Attempts(count) => {
+            cause += &format!("; not acquired in {count} attempts");
+            "try again later, raise `retry_count` or `retry_delay`, or answer the request with a conflict"
         }
     };
-    let cause = match expires_in {
-        Some(expires_in) => format!("{waited}; unless renewed it expires in {expires_in:?}"),
-        None => waited,
-    };
-    LockError::new(ErrorKind::Conflict, cause)
-        .remedy("try again later, raise `wait`, or answer the request with a conflict")
+    if let Some(expires_in) = expires_in {
+        cause += &format!("; unless renewed it expires in {expires_in:?}");
+    }
+    LockError::new(ErrorKind::Conflict, cause).remedy(remedy)
 }

@@ -20,7 +20,6 @@ use crate::base::error::{ErrorKind, LockError};
 use crate::base::fence::ExpectedHolders;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
@@ -28,7 +27,7 @@ use crate::exec::timer_queue::TimerQueue;
 use crate::queue::key_queue::{
     Contention, Holder, KeyQueue, PermitState, PermitsReply, QueueEntry, WaitFor, Waiter,
 };
-use crate::queue::last_answer::LastAnswer;
+use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::wait_params::WaitParams;
 
 /// The wait queues of a pool.
@@ -410,7 +409,7 @@ impl<W: Waiter> WaitQueues<W> {
             if let WaitFor::Permits(wait) = &entry.wait_for {
                 after.extend(queues.settle(&wait.keys, self.clock));
             }
-            rejected.push((queues.wait_error(key, entry.wait_for.wait(), now), entry));
+            rejected.push((queues.wait_error(key, entry.end(), now), entry));
         }
         // Without waiters the permit passes on immediately, not at the next request.
         if let Some(queue) = queues.by_key.get_mut(key)
@@ -427,8 +426,8 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// The error of a wait for `key` that ends at `now`.
-    pub(crate) fn wait_error(&self, key: &Key, wait: Wait, now: Instant) -> LockError {
-        self.lock().wait_error(key, wait, now)
+    pub(crate) fn wait_error(&self, key: &Key, end: WaitEnd, now: Instant) -> LockError {
+        self.lock().wait_error(key, end, now)
     }
 
     /// The last failure of any key, until the store answers again.
@@ -548,10 +547,10 @@ impl<W: Waiter> WaitQueues<W> {
 }
 
 impl<W: Waiter> Queues<W> {
-    pub(super) fn wait_error(&self, key: &Key, wait: Wait, now: Instant) -> LockError {
+    pub(super) fn wait_error(&self, key: &Key, end: impl Into<WaitEnd>, now: Instant) -> LockError {
         let none = LastAnswer::default();
         let answer = self.by_key.get(key).map_or(&none, |queue| &queue.last_answer);
-        answer.wait_error(wait, now, self.last_failure.as_ref())
+        answer.wait_error(end, now, self.last_failure.as_ref())
     }
 
     /// The queue of `key`, whose permit the caller has.

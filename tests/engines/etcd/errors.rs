@@ -19,6 +19,11 @@ fn says(case: &str, error: &lock_runtime::LockError, kind: ErrorKind, texts: &[&
     assert!(!format!("{text}{error:?}").contains(CANARY), "{case}: a secret is shown");
 }
 
+/// A server that hashes passwords with the lowest cost.
+fn with_cheap_logins() -> EtcdServer {
+    EtcdServer::builder().setting("bcrypt-cost", 4).start()
+}
+
 /// A user `root`, and `worker` with a role for `/locks/` alone.
 fn enable_logins(server: &EtcdServer) {
     for (path, body) in [
@@ -41,7 +46,7 @@ fn enable_logins(server: &EtcdServer) {
 /// Users with a password, a role for `/locks/` alone, and changes of roles.
 #[tokio::test]
 async fn users_and_roles_are_respected() {
-    let server = EtcdServer::start();
+    let server = with_cheap_logins();
     enable_logins(&server);
     let url = |login: &str, rest: &str| format!("etcd://{login}127.0.0.1:{}{rest}", server.port());
     let own = url(&format!("worker:{CANARY}@"), "/locks");
@@ -94,7 +99,7 @@ async fn users_and_roles_are_respected() {
 /// A single try and a read are the first requests behind the end of their tokens, here with the user that has them.
 #[tokio::test]
 async fn a_token_that_has_ended_fails_no_request() {
-    let server = EtcdServer::start();
+    let server = with_cheap_logins();
     enable_logins(&server);
     let url = format!("etcd://worker:{CANARY}@127.0.0.1:{}/locks", server.port());
     // The server takes its time for each log-in, and all have to log in at the same time.
@@ -121,7 +126,7 @@ async fn a_token_that_has_ended_fails_no_request() {
 #[tokio::test]
 async fn refused_requests_are_followed_by_no_others() {
     const REFUSED: usize = 50;
-    let server = EtcdServer::start();
+    let server = with_cheap_logins();
     enable_logins(&server);
     let url = format!("etcd://worker:{CANARY}@127.0.0.1:{}/locks", server.port());
     let pool = LockPool::builder(&url).ttl(ms(1_000)).connect().await.unwrap();
@@ -149,7 +154,7 @@ async fn refused_requests_are_followed_by_no_others() {
 /// The next member answers nothing, while the lease of a lock runs out.
 #[tokio::test]
 async fn a_short_lock_outlives_a_member_that_accepts_connections_and_answers_nothing() {
-    let server = EtcdServer::start();
+    let server = with_cheap_logins();
     enable_logins(&server);
     let proxy = FaultProxy::to_port(server.port());
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -176,7 +181,7 @@ async fn a_short_lock_outlives_a_member_that_accepts_connections_and_answers_not
 /// Logins become necessary while the pool is connected, which has one.
 #[tokio::test]
 async fn a_login_that_is_wanted_later_is_given() {
-    let server = EtcdServer::start();
+    let server = with_cheap_logins();
     let url = format!("etcd://worker:{CANARY}@127.0.0.1:{}/locks", server.port());
     let pool = patient(url, ms(20_000)).await;
     let guard = pool.lock("order:1").acquire().await.unwrap();

@@ -25,10 +25,10 @@ fn bad_checks(ended: &Ended) -> Vec<Value> {
     assert_eq!(json["connected"], true, "{ended:?}");
     let findings = json["findings"].as_array().unwrap();
     assert!(!findings.is_empty());
-    let bad: Vec<_> = findings.iter().filter(|it| it["verdict"] != "good").cloned().collect();
-    // A machine that is busy is slow, too.
-    let is_slow = json["latency"]["p99_us"].as_u64().unwrap() > 100_000;
-    assert_eq!(ended.code, if bad.is_empty() && !is_slow { 0 } else { 4 }, "{ended:?}");
+    let mut bad: Vec<_> = findings.iter().filter(|it| it["verdict"] != "good").cloned().collect();
+    assert_eq!(ended.code, if bad.is_empty() { 0 } else { 4 }, "{ended:?}");
+    // A machine that is busy is slow.
+    bad.retain(|it| it["check"] != "latency");
     bad
 }
 
@@ -51,6 +51,7 @@ fn a_fit_server_is_good() {
     let checks: Vec<_> = ended.json()["findings"].as_array().unwrap().clone();
     let names: Vec<_> = checks.iter().map(|it| it["check"].as_str().unwrap()).collect();
     let expected = [
+        "latency",
         "version",
         "role",
         "eviction",

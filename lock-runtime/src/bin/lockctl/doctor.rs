@@ -3,7 +3,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use lock_runtime::{Finding, LockPool, Verdict};
+use lock_runtime::backend::Warning;
+use lock_runtime::{Finding, LockError, LockPool, Verdict};
 use serde_json::json;
 
 use crate::args::StoreArgs;
@@ -28,40 +29,41 @@ pub(crate) async fn run(store: &StoreArgs, output: &Output) -> Result<End, Failu
             return Ok(End::Unreachable);
         }
     };
-    let findings = pool.diagnose().await?;
-    let latency = match latency_of(&pool).await {
-        Ok(latency) => latency,
-        Err(failure) => {
-            // Partial findings are better than none.
-            let json = json!({ "connected": true, "error": failure.of_store().map(ToString::to_string), "findings": findings });
-            output.print(&json, || findings.iter().map(|it| finding_text(it, true)).collect())?;
-            return Err(failure);
-        }
-    };
-    let is_slow = latency.p99 > SLOW;
+    let mut findings = Vec::new();
+    let checked = check(&pool, &mut findings).await;
     let json = json!({
         "connected": true,
-        "latency": latency.json(),
+        "latency": checked.as_ref().ok().map(|latency| latency.json()),
+        "error": checked.as_ref().err().map(ToString::to_string),
         "findings": findings,
     });
+    // Partial findings are better than none.
     output.print(&json, || {
-        let remedy = is_slow.then_some(
-            "use ttls of many round trips, and a `request_timeout` above the slowest ones",
-        );
-        let measured = format!("{}, {REQUESTS} requests", latency_text(&latency));
-        let style = if is_slow { (HELD, "warn") } else { (GOOD, "ok") };
-        let mut text = line(style.0, style.1, "latency", &measured, remedy);
-        let several = findings.iter().any(|finding| finding.server != findings[0].server);
-        for finding in &findings {
-            text += &finding_text(finding, several);
-        }
-        text
+        let servers = || findings.iter().filter_map(|finding| finding.server.as_ref());
+        let several = servers().any(|server| Some(server) != servers().next());
+        findings.iter().map(|finding| finding_text(finding, several)).collect()
     })?;
-    let is_good = |finding: &Finding| finding.verdict == Verdict::Good;
-    Ok(if findings.iter().all(is_good) && !is_slow { End::Done } else { End::Warned })
+    checked?;
+    let is_good = findings.iter().all(|finding| finding.verdict == Verdict::Good);
+    Ok(if is_good { End::Done } else { End::Warned })
 }
 
-async fn latency_of(pool: &LockPool) -> Result<Latency, Failure> {
+/// Adds what the checks find, up to the first that fails.
+async fn check(pool: &LockPool, findings: &mut Vec<Finding>) -> Result<Latency, LockError> {
+    findings.extend(pool.diagnose().await?);
+    let latency = latency_of(pool).await?;
+    let measured = format!("{}, {REQUESTS} requests", latency_text(&latency));
+    let finding = if latency.p99 > SLOW {
+        let remedy = "use ttls of many round trips, and a `request_timeout` above the slowest ones";
+        Finding::warning("latency", &Warning::new(measured, remedy))
+    } else {
+        Finding::good("latency", measured)
+    };
+    findings.insert(0, finding);
+    Ok(latency)
+}
+
+async fn latency_of(pool: &LockPool) -> Result<Latency, LockError> {
     let mut spans = Vec::with_capacity(REQUESTS);
     for _ in 0..REQUESTS {
         spans.push(pool.ping().await?);

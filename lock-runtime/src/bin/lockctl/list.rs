@@ -104,8 +104,15 @@ impl Listing {
             value["key"] = key.as_str().into();
             value
         };
-        let is_complete = self.left_out == LeftOut::None;
-        json!({ "locks": self.rows.iter().map(row).collect::<Vec<_>>(), "complete": is_complete })
+        let locks: Vec<_> = self.rows.iter().map(row).collect();
+        let (left_out, unread) = match self.left_out {
+            LeftOut::None => (None, 0),
+            LeftOut::AboveLimit => (Some("limit"), 0),
+            LeftOut::BehindSearch => (Some("search"), 0),
+            LeftOut::Unread(count) => (Some("unread"), count),
+        };
+        let is_complete = left_out.is_none();
+        json!({ "locks": locks, "complete": is_complete, "left_out": left_out, "unread": unread })
     }
 
     /// A table. Colours surround whole cells, so that the columns stay aligned.
@@ -204,7 +211,8 @@ mod tests {
              order:ä  another client  7.0 s    -      -        -\n\
              there are more: pass a pattern, or a greater `--limit`\n"
         );
-        assert_eq!(listing.json()["locks"][0]["key"], "a");
+        let json = listing.json();
+        assert_eq!((&json["locks"][0]["key"], &json["left_out"]), (&"a".into(), &"limit".into()));
         assert_eq!(listing.end(), End::Done);
     }
 
@@ -213,7 +221,8 @@ mod tests {
         let listing =
             Listing { rows: Vec::new(), left_out: LeftOut::BehindSearch, has_answer: false };
         assert!(listing.text().contains("locks may be missing"), "{}", listing.text());
-        assert_eq!(listing.json()["complete"], false);
+        let json = listing.json();
+        assert_eq!((&json["complete"], &json["left_out"]), (&false.into(), &"search".into()));
         assert_eq!(listing.end(), End::Warned);
     }
 }

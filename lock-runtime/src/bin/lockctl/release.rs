@@ -42,7 +42,9 @@ fn report(output: &Output, key: &str, holder: &LockHolder, released: bool) -> Re
         if released {
             format!("{key}: {GOOD}released{GOOD:#} from {holder}\n")
         } else {
-            format!("{key}: {HELD}not released{HELD:#}, another owner holds it; seen: {holder}\n")
+            format!(
+                "{key}: {HELD}not released{HELD:#}, that owner does not hold it; seen: {holder}\n"
+            )
         }
     })?;
     Ok(if released { End::Done } else { End::NotHeld })

@@ -59,7 +59,7 @@ impl Lease {
             state.late_renewals_until = state.late_renewals_until.max(until);
         }
         self.renewal_over(end, |state| {
-            state.next_renewal = Some(now + pause);
+            state.next_renewal = Some(jitter::early(now, pause, self.id));
             state.unconfirmed = Some(error);
         });
     }

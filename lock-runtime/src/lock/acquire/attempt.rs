@@ -234,13 +234,6 @@ pub(crate) fn first_time_limit(limits: TimeLimits, policy: &Policy) -> Duration 
     limits.longest.min(waits).min(policy.ttl.validity())
 }
 
-/// Whether `attempts` requests are all that `retry_count` allows, or a `wait` of zero. Its deadline may be later, for a release of
-/// this process before the request.
-pub(crate) fn is_out_of_attempts(policy: &Policy, attempts: u32) -> bool {
-    let most = if policy.waits() { policy.retry_count } else { Some(0) };
-    most.is_some_and(|count| attempts > count)
-}
-
 /// Whether an outage ends a wait without a deadline: an outage of ten request timeouts, within the wait.
 pub(crate) fn is_cut_off(
     deadline: Option<Instant>,

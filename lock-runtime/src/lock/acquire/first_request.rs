@@ -14,14 +14,14 @@ use crate::base::clock::Instant;
 use crate::base::options::Wait;
 use crate::exec::events;
 use crate::lease::grant::Grant;
-use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, is_out_of_attempts};
+use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends};
 use crate::lock::acquire::run;
 use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::outgoing::FirstRequest;
 use crate::queue::key_queue::{Contention, QueueEntry, WaitFor, Waiter};
-use crate::queue::last_answer::LastAnswer;
+use crate::queue::last_answer::{LastAnswer, WaitEnd};
 
 /// Sends `batch` as one request, within `time_limit`. `in_flight` is dropped when it is answered.
 pub(crate) async fn send_batch(
@@ -149,8 +149,8 @@ fn on_answer(
         };
     core.queue.record_answer(&spec.store_keys, &answer);
     let is_over = deadline.is_some_and(|deadline| now >= deadline);
-    if is_rejected || is_over || is_out_of_attempts(&spec.policy, 1) {
-        let error = core.queue.wait_error(permit.key(), spec.policy.wait, now);
+    if is_rejected || is_over || spec.policy.is_out_of_attempts(1) {
+        let error = core.queue.wait_error(permit.key(), WaitEnd::of(&spec.policy, 1), now);
         // The permit first: the caller may try the same key again immediately.
         run::resume(core, permit, attempts, pause, reported);
         waiter.reject(error);

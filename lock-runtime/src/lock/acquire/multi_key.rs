@@ -28,9 +28,7 @@ use crate::base::owner::Owner;
 use crate::exec::events;
 use crate::lease::grant::Grant;
 use crate::lease::tracker::InFlightToken;
-use crate::lock::acquire::attempt::{
-    Answer, Attempts, admission_ends, is_cut_off, is_out_of_attempts, time_limit,
-};
+use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, is_cut_off, time_limit};
 use crate::lock::acquire::caller::Caller;
 use crate::lock::acquire::first_request::crowded;
 use crate::lock::acquire::run::pass_on;
@@ -41,7 +39,7 @@ use crate::lock::grant;
 use crate::lock::undo::{spawn_undo, undo_attempts};
 use crate::lock::waiter::{LeaseReply, LockWaiter};
 use crate::queue::key_queue::Contention;
-use crate::queue::last_answer::LastAnswer;
+use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::permit::KeyPermit;
 use crate::queue::permits_wait::Registration;
 use crate::queue::wait_params::WaitParams;
@@ -496,7 +494,7 @@ impl MultiKeyTask {
         let WaitParams { now: since, deadline, .. } = self.params;
         let request_timeout = self.core.config.request_timeout;
         self.is_over |= is_rejected
-            || is_out_of_attempts(&self.spec.policy, self.attempts.count)
+            || self.spec.policy.is_out_of_attempts(self.attempts.count)
             || is_cut_off(deadline, since, self.failing_since, now, request_timeout);
     }
 
@@ -525,9 +523,8 @@ impl MultiKeyTask {
     async fn give_up(self) {
         let (core, spec) = (self.core.clone(), self.spec.clone());
         let held_any = self.stepwise.holds_any();
-        let Self {
-            mut caller, attempts, permit, registration, params, last_answer, _token, ..
-        } = self;
+        let end = WaitEnd::of(&spec.policy, self.attempts.count);
+        let Self { mut caller, attempts, permit, registration, last_answer, _token, .. } = self;
         let keys = spec.store_keys.clone();
         let mut undoing = pin!(undo_attempts(&core, attempts, keys, spec.policy.ttl.stored()));
         // All or nothing: partial holds are released before the error is returned, if the store is reachable.
@@ -536,7 +533,7 @@ impl MultiKeyTask {
         drop((permit, registration));
         let error = if core.tracker.is_open() {
             let last_failure = core.queue.last_failure();
-            last_answer.wait_error(params.wait, core.clock().now(), last_failure.as_ref())
+            last_answer.wait_error(end, core.clock().now(), last_failure.as_ref())
         } else {
             LockError::pool_closed()
         };

@@ -18,7 +18,7 @@ use crate::exec::events;
 use crate::exec::panic_boundary;
 use crate::lease::grant::Grant;
 use crate::lease::tracker::InFlightToken;
-use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, is_out_of_attempts, time_limit};
+use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, time_limit};
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::undo::undo_attempts;
@@ -226,7 +226,7 @@ impl AcquireTask {
         let after = self.core.queue.reject_expired(self.permit.key(), now, |in_front, entry| {
             let is_first_out = match &entry.wait_for {
                 WaitFor::Lock(waiter) if in_front == 0 => {
-                    is_rejected || is_out_of_attempts(&waiter.spec().policy, entry.attempts)
+                    is_rejected || waiter.spec().policy.is_out_of_attempts(entry.attempts)
                 }
                 WaitFor::Lock(_) | WaitFor::Permits(_) => false,
             };

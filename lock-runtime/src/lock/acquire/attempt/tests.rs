@@ -238,10 +238,10 @@ fn a_request_has_the_rest_of_the_wait_but_no_less_than_it_needs() {
 #[test]
 fn retry_count_and_an_outage_end_a_wait() {
     let counted = policy(LockOptions::new().retry_count(2));
-    assert_eq!([1, 2, 3, 4].map(|n| is_out_of_attempts(&counted, n)), [false, false, true, true]);
-    assert!(!is_out_of_attempts(&plain(), u32::MAX));
+    assert_eq!([1, 2, 3, 4].map(|n| counted.is_out_of_attempts(n)), [false, false, true, true]);
+    assert!(!plain().is_out_of_attempts(u32::MAX));
     let single_try = policy(LockOptions::new().wait(Wait::For(Duration::ZERO)));
-    assert_eq!([0, 1, 2].map(|n| is_out_of_attempts(&single_try, n)), [false, true, true]);
+    assert_eq!([0, 1, 2].map(|n| single_try.is_out_of_attempts(n)), [false, true, true]);
     let (since, timeout) = (at(1_000), ms(100));
     for (deadline, failing_since, now, expected) in [
         (None, Some(at(5_000)), 6_000, false),
