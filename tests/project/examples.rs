@@ -59,7 +59,11 @@ fn idempotent_webhook() {
 fn graceful_shutdown() {
     ends_well(
         "graceful_shutdown",
-        &["3 locks released, 0 left to their ttl", "short: done", "long: stopped: the lock was released: the pool shut down"],
+        &[
+            "3 locks released, 0 left to their ttl",
+            "short: done",
+            "long: stopped: the lock was released: the pool shut down",
+        ],
     );
 }
 

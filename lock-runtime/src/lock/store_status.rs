@@ -177,6 +177,9 @@ impl StoreStatus {
     }
 
     fn report_refusal(&self, error: &BackendError) {
+        if matches!(*self.reachability(), Reachability::Closed) {
+            return;
+        }
         if let Some(failed) = self.refusals.report(self.clock.now()) {
             events::store_refused(self.pool(), failed, error);
         }
@@ -389,6 +392,30 @@ mod tests {
             status.report(clock.now(), Ok(()));
             assert!(status.refusal().is_none() && !status.is_refusing());
         }
+    }
+
+    #[test]
+    fn a_refusal_begins_no_outage_and_ends_none() {
+        let clock = Clock::Boot;
+        let status = StoreStatus::new(clock, OnOutage::Fail, Arc::default(), |_| ());
+        let refused = BackendError::new(FailureKind::Rejected, "another password");
+        status.report(clock.now(), Err(&refused));
+        assert!(status.has_no_failure.load(Ordering::SeqCst));
+        status.report_disconnect(&failure());
+        *status.reachability() = Reachability::Failing { since: Instant::from_nanos(0) };
+        status.report(clock.now(), Err(&failure()));
+        status.report(clock.now(), Err(&refused));
+        assert!(status.is_refusing());
+        let text = status.refusal().unwrap().to_string();
+        assert!(text.contains("another password"), "{text}");
+        status.report(clock.now(), Ok(()));
+        assert!(!status.is_refusing());
+        // After the end of the pool nothing is reported.
+        let later = clock.now() + Duration::from_secs(2);
+        status.refusals.report(later);
+        status.close();
+        status.report(clock.now(), Err(&refused));
+        assert_eq!(status.refusals.report(later + Duration::from_secs(2)), Some(1));
     }
 
     /// The recorder of the program blocks in the gauge. Acquires are refused all the same.
