@@ -50,7 +50,7 @@ async fn many_leases_are_kept_as_the_link_becomes_slow(kind: EngineKind) {
     let acquired = within(4 * DEADLINE, "the locks", acquires.join_all()).await;
     let guards: Vec<LockGuard> = acquired.into_iter().map(Result::unwrap).collect();
     delay(&proxy, ms(200));
-    // A lease whose renewals are not answered in time is lost within its ttl.
+    // Without an answer in time a lease is lost within its ttl.
     let end = Instant::now() + TTL + ms(4_000);
     while Instant::now() < end {
         let lost = guards.iter().filter(|guard| !guard.is_held()).count();

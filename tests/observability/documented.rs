@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use axum::response::IntoResponse;
 use lock_runtime::backend::FailureKind;
-use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
+use lock_runtime::testing::{Fault, Operation};
 use lock_runtime::{ErrorKind, LockError, LockOrder, LockPool, distributed_lock};
 use lock_tests::prelude::*;
 use lock_tests::runtimes::current_thread;
 use lock_tests::{RedisServer, eventually, eventually_async, in_own_process};
 
+use crate::faulty::faulty_pool;
 use crate::guide::{names, rows};
 use crate::seen::{Traced, all_events, all_spans, block, watch};
 
@@ -101,9 +102,7 @@ async fn all_of_it() {
     let id = format!("{CANARY}-4");
     stock().run(settle(&pool, &id, Duration::ZERO)).await.unwrap().unwrap();
     // A failed renewal and release.
-    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    let faulty = LockPool::with_backend(backend).connect().await.unwrap();
-    let faulty = installed("faulty", faulty).await;
+    let (faulty, faults) = faulty_pool("faulty").await;
     faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
     faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
     let guard = faulty.lock(CANARY).ttl(ms(1_000)).acquire().await.unwrap();
@@ -112,9 +111,7 @@ async fn all_of_it() {
     faults.plan(Operation::Acquire, Fault::Fail(FailureKind::Rejected));
     assert!(faulty.lock(CANARY).acquire().await.unwrap_err().is_backend());
     // An outage: one warning in a second, for all locks.
-    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    let outage = LockPool::with_backend(backend).connect().await.unwrap();
-    let outage = installed("outage", outage).await;
+    let (outage, faults) = faulty_pool("outage").await;
     let lock = |key| outage.lock(order(key)).ttl(ms(1_000)).acquire();
     let guards = (lock("a").await.unwrap(), lock("b").await.unwrap());
     faults.always(Fault::Fail(FailureKind::NotApplied));

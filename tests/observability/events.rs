@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
 use lock_runtime::backend::FailureKind;
-use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
+use lock_runtime::testing::{Fault, Operation};
 use lock_runtime::web::LockLayer;
 use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
 use lock_tests::RedisServer;
@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use tower::ServiceExt;
 use tracing::Level;
 
+use crate::faulty::faulty_pool;
 use crate::seen::{Traced, watch};
 
 #[distributed_lock(key = "order:<id>", pool = pool, ttl = "3s")]
@@ -247,9 +248,7 @@ async fn a_shutdown_that_cancels_is_traced() {
 #[tokio::test]
 async fn failures_are_traced() {
     watch();
-    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    let pool = LockPool::with_backend(backend).connect().await.unwrap();
-    lock_runtime::install("trouble", pool.clone()).unwrap();
+    let (pool, faults) = faulty_pool("trouble").await;
     // Before the acquire, which meets neither: a renewal may come before the next line.
     faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
     faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
@@ -283,9 +282,7 @@ async fn a_linger_is_traced() {
 #[tokio::test]
 async fn failures_of_many_locks_are_few_warnings() {
     watch();
-    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    let pool = LockPool::with_backend(backend).connect().await.unwrap();
-    lock_runtime::install("many-failures", pool.clone()).unwrap();
+    let (pool, faults) = faulty_pool("many-failures").await;
     let mut guards = Vec::new();
     for id in 0..100 {
         guards.push(pool.lock(format!("order:{id}")).ttl(ms(3_000)).acquire().await.unwrap());

@@ -4,6 +4,7 @@
 
 mod documented;
 mod events;
+mod faulty;
 mod grafana;
 mod guide;
 mod lock_order;

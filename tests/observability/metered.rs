@@ -17,6 +17,7 @@ use metrics::{
 };
 use metrics_util::registry::{AtomicStorage, Registry};
 
+use crate::faulty::faulty_pool;
 use crate::guide::{names, rows};
 
 /// The metrics of this process.
@@ -204,9 +205,7 @@ async fn attempts_holds_and_waits_are_counted() {
 #[tokio::test]
 async fn losses_and_failures_are_counted() {
     LazyLock::force(&RECORDED);
-    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    let pool = LockPool::with_backend(backend).connect().await.unwrap();
-    let pool = installed("metered-failures", pool).await;
+    let (pool, faults) = faulty_pool("metered-failures").await;
     let of =
         |name, label: &str, is: &str| value(name, &[("pool", "metered-failures"), (label, is)]);
     faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));

@@ -9,6 +9,7 @@ use lock_tests::RedisServer;
 use lock_tests::prelude::*;
 use tracing::{Instrument, Level, info_span};
 
+use crate::faulty::faulty_pool;
 use crate::seen::{SeenSpan, Traced, all_spans, calls_of, watch};
 
 #[distributed_lock(key = "order:<id>", pool = pool, ttl = "3s", wait = "200ms", guard = lock)]
@@ -142,9 +143,7 @@ async fn a_hold_that_ends_behind_its_limit_is_lost() {
 #[tokio::test]
 async fn a_span_closes_with_its_call_although_the_release_goes_on() {
     watch();
-    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    let pool = LockPool::with_backend(backend).connect().await.unwrap();
-    lock_runtime::install("closes-early", pool.clone()).unwrap();
+    let (pool, faults) = faulty_pool("closes-early").await;
     let guard = pool.lock("order:7").ttl(ms(600_000)).acquire().await.unwrap();
     for _ in 0..100_000 {
         faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));

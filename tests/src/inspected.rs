@@ -96,8 +96,7 @@ pub async fn tells_the_process_of_the_holder(url: &str, holder: &str, stored: im
         let text = format!("{}/{}", host.trim(), worker.pid());
         if setting == "off" {
             assert_eq!(shown.info, None);
-            let text = text.as_str();
-            for part in [text, &format!("{}/", host.trim()), "annotated-holder"] {
+            for part in [text.as_str(), &format!("{}/", host.trim()), "annotated-holder"] {
                 assert!(!stored().contains(part), "{part}: {}", stored());
             }
         } else {

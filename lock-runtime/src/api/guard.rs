@@ -418,14 +418,13 @@ fn lost_error(loss: Loss) -> LockError {
         Loss::MaxHold => {
             ("the lock was released: its max_hold is over", "raise `max_hold`, or split the work")
         }
-        Loss::PoolClosed => {
-            return LockError::new(
-                ErrorKind::PoolClosed,
-                "the lock was released: the pool shut down, and its grace was over",
-            )
-            .remedy("allow a longer grace, or make the body shorter");
-        }
+        Loss::PoolClosed => (
+            "the lock was released: the pool shut down, and its grace was over",
+            "allow a longer grace, or make the body shorter",
+        ),
         Loss::FoundAtRelease => return LockError::lost_before_release(),
     };
-    LockError::new(ErrorKind::Lost, cause).remedy(remedy)
+    let is_closed = loss == Loss::PoolClosed;
+    let kind = if is_closed { ErrorKind::PoolClosed } else { ErrorKind::Lost };
+    LockError::new(kind, cause).remedy(remedy)
 }

@@ -527,7 +527,8 @@ impl Policy {
         self.wait != Wait::For(Duration::ZERO) && self.retry_count != Some(0)
     }
 
-    /// Whether `attempts` are all that `retry_count` allows.
+    /// Whether `attempts` are all that `retry_count` allows, or a `wait` of zero. The deadline may be later, for a release
+    /// of this process before the request.
     pub(crate) fn is_out_of_attempts(&self, attempts: u32) -> bool {
         let most = if self.waits() { self.retry_count } else { Some(0) };
         most.is_some_and(|count| attempts > count)

@@ -18,12 +18,10 @@ use crate::base::clock::Clock;
 use crate::base::process::OfProcess;
 use crate::base::span_slot::{SpanHandle, SpanSlot};
 use crate::exec::panic_boundary::{self, Panic};
+use crate::exec::throttle::Throttle;
 
 /// The maximum number of events that wait for the subscriber. Further events are dropped and counted.
 const MOST: usize = 4096;
-
-/// Between two reports of dropped events while further events wait.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether the subscriber `$to`, or that of this thread, may want events of this level. A level that no subscriber wants costs
 /// one load.
@@ -128,7 +126,7 @@ impl EventThread {
 }
 
 fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
-    let mut report_at = Clock::Boot.now();
+    let reports = Throttle::default();
     while let Some(job) = jobs.blocking_recv() {
         match job {
             Job::Event { to, span, emit } => {
@@ -136,9 +134,7 @@ fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
                     dropped.fetch_add(1, Ordering::Relaxed);
                 } else if dropped.load(Ordering::Relaxed) > 0 {
                     // While events are dropped, one report for each of the others would cause the loss of more.
-                    let now = Clock::Boot.now();
-                    if jobs.is_empty() || now >= report_at {
-                        report_at = now + REPORT_INTERVAL;
+                    if reports.report(Clock::Boot.now()).is_some() || jobs.is_empty() {
                         report_dropped(&to, dropped);
                     }
                 }

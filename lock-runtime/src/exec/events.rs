@@ -182,7 +182,7 @@ pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
     }
 }
 
-/// `held_for` reads the clock, so it is only called for an event.
+/// `held_for` reads the clock and takes a mutex, so it is only called for an event.
 pub(crate) fn renewed(origin: Origin<'_>, held_for: impl FnOnce() -> Duration) {
     if is_wanted!(TRACE, origin.span.subscriber()) {
         let held_ms = millis(held_for());
@@ -209,19 +209,23 @@ pub(crate) fn lost(origin: Origin<'_>, owner: OwnerTag, held: Duration, loss: Lo
 }
 
 /// The hold has ended, and the lock stays with its process for the next call.
-pub(crate) fn lingers(origin: Origin<'_>, held: Duration) {
+pub(crate) fn lingers(origin: Origin<'_>, held_for: impl FnOnce() -> Duration) {
     if is_wanted!(DEBUG, origin.span.subscriber()) {
-        let held_ms = millis(held);
+        let held_ms = millis(held_for());
         emit!(debug, origin, held_ms, "lingers");
     }
 }
 
-/// `held` is `None` for a lock that lingered. Its hold ended before.
-pub(crate) fn released(origin: Origin<'_>, held: Option<Duration>, was_held: bool) {
+/// `held_for` is `None` for a lock that lingered. Its hold ended before.
+pub(crate) fn released(
+    origin: Origin<'_>,
+    held_for: impl FnOnce() -> Option<Duration>,
+    was_held: bool,
+) {
     let result = if was_held { ReleaseResult::Released } else { ReleaseResult::NotHeld };
     origin.metrics.record(Measurement::Release(result));
     if is_wanted!(DEBUG, origin.span.subscriber()) {
-        let held_ms = held.map(millis);
+        let held_ms = held_for().map(millis);
         emit!(debug, origin, held_ms, was_held, "released");
     }
 }

@@ -189,7 +189,8 @@ impl RenewalScheduler {
         }
     }
 
-    /// The answer to a renewal that was counted as failed, and is not counted again. Only a confirmation says something that the next renewal does not find.
+    /// The answer to a renewal that was counted as failed, and is not counted again. Only a confirmation says something that
+    /// the next renewal does not find.
     fn on_late_answer(
         &self,
         config: &RenewalConfig,

@@ -49,7 +49,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
         return LingerOutcome::Release;
     };
     lease.on_hold_ended();
-    events::lingers(lease.origin(), lease.held_for());
+    events::lingers(lease.origin(), || lease.held_for());
     let idle = Arc::new(Lease::without_holder(core.tracker.next_id(), lease, granted));
     grant::track(core, &idle, Contention::None);
     core.renewals.cancel(lease);

@@ -241,8 +241,8 @@ fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
     if !is_released && lease.lost_before_release() {
         lease.report_loss(Loss::FoundAtRelease);
     }
-    let held = lease.has_holder().then(|| lease.held_for());
-    events::released(lease.origin(), held, was_held);
+    let held_for = || lease.has_holder().then(|| lease.held_for());
+    events::released(lease.origin(), held_for, was_held);
 }
 
 /// The requests of the next waiter of this process, and when the first one is due, if the release has begun them.

@@ -46,6 +46,8 @@ enum Change {
     None,
     /// The first failure.
     Suspected,
+    /// The store has refused a request, which may be about this request only.
+    Refused,
     /// The store is down.
     Lost,
     /// The store answers, after it was down for this time.
@@ -77,6 +79,7 @@ impl Reachability {
     /// have been in flight with that one.
     fn on_failure(&mut self, sent: Instant, now: Instant, error: &BackendError) -> Change {
         match *self {
+            Self::Up if error.kind() == FailureKind::Rejected => Change::Refused,
             Self::Up => {
                 *self = Self::Failing { since: now };
                 Change::Suspected
@@ -141,25 +144,23 @@ impl StoreStatus {
         let _ = self.pool.set(name.clone());
     }
 
-    /// The outcome of a request that was sent at `sent`.
-    ///
-    /// A store that refuses a request is up, because the refusal may be about this request only. In an outage a refusal does
-    /// not end it: a store that was restarted with another password refuses every connection.
+    /// The outcome of a request that was sent at `sent`. A rejection ends no outage: a store that was restarted with another
+    /// password rejects every connection.
     pub(crate) fn report(&self, sent: Instant, outcome: Result<(), &BackendError>) {
-        if self.has_no_failure.load(Ordering::Relaxed) {
-            match outcome {
-                Ok(()) => return,
-                Err(error) if error.kind() == FailureKind::Rejected => {
-                    return self.report_refusal(error);
-                }
-                Err(_) => {}
-            }
+        if outcome.is_ok() && self.has_no_failure.load(Ordering::Relaxed) {
+            return;
         }
         let now = self.clock.now();
         let change = self.change(|reachability| match outcome {
             Ok(()) => reachability.on_answer(now),
             Err(error) => reachability.on_failure(sent, now, error),
         });
+        if change == Change::Refused
+            && let Err(error) = outcome
+            && let Some(failed) = self.refusals.report(now)
+        {
+            events::store_refused(self.pool(), failed, error);
+        }
         if change == Change::Lost && self.on_outage == OnOutage::Fail {
             // Even behind a holder of this process: its release would wait for the store.
             if let Some(refusal) = self.refusal_at(now) {
@@ -173,15 +174,6 @@ impl StoreStatus {
         if error.kind() != FailureKind::Rejected && self.has_no_failure.load(Ordering::Relaxed) {
             let now = self.clock.now();
             self.change(|reachability| reachability.on_failure(now, now, error));
-        }
-    }
-
-    fn report_refusal(&self, error: &BackendError) {
-        if matches!(*self.reachability(), Reachability::Closed) {
-            return;
-        }
-        if let Some(failed) = self.refusals.report(self.clock.now()) {
-            events::store_refused(self.pool(), failed, error);
         }
     }
 
@@ -233,7 +225,7 @@ impl StoreStatus {
                 events::store_back(pool, *after);
                 self.metrics.set_store_up(true);
             }
-            (Change::None | Change::Lost, _) => {}
+            (Change::None | Change::Refused | Change::Lost, _) => {}
         }
         change
     }

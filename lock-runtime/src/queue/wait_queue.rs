@@ -426,7 +426,7 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// The error of a wait for `key` that ends at `now`.
-    pub(crate) fn wait_error(&self, key: &Key, end: WaitEnd, now: Instant) -> LockError {
+    pub(crate) fn wait_error(&self, key: &Key, end: impl Into<WaitEnd>, now: Instant) -> LockError {
         self.lock().wait_error(key, end, now)
     }
 

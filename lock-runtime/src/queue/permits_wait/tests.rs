@@ -332,8 +332,7 @@ async fn a_store_that_does_not_answer_is_the_reason_only_where_it_was_asked() {
     let queues = queues();
     take_each(&queues, &["a"]);
     assert!(request(&queues, queues.rank(), &["b", "c"], Wait::Forever, false).unwrap());
-    let kind =
-        |name| queues.wait_error(&key(name), Wait::Forever.into(), queues.clock.now()).kind();
+    let kind = |name| queues.wait_error(&key(name), Wait::Forever, queues.clock.now()).kind();
     after(ms(249)).await;
     assert_eq!(["a", "b", "c"].map(kind), [ErrorKind::Conflict; 3]);
     after(ms(1)).await;

@@ -399,7 +399,7 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
     let queues = with_permit_out(10);
     let down = || BackendError::new(FailureKind::NotApplied, "planned");
     let other = Key::from_static("other");
-    let kind = |key: &Key| queues.wait_error(key, Wait::Forever.into(), Clock::Boot.now()).kind();
+    let kind = |key: &Key| queues.wait_error(key, Wait::Forever, Clock::Boot.now()).kind();
     queues.record_answer(&[KEY], &LastAnswer::Failed(down()));
     assert_eq!((kind(&KEY), kind(&other)), (ErrorKind::Backend, ErrorKind::Backend));
     queues.record_answer(&[KEY], &LastAnswer::None);
