@@ -246,7 +246,7 @@ models() {
 the_other_few() {
     a_few api ${busy_api}
     a_few faults outage::requests
-    a_few engines wait_queue::hand_offs
+    a_few engines ${busy_engines}
 }
 doctests() {
     tests "running the doctests" cargo test "${all[@]}" --quiet --doc
@@ -258,10 +258,11 @@ fi
 busy_api="shutdown:: serving:: several::opposite_orders"
 busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm multi_key::an_a \
     multi_key::keys_ multi_key::a_key multi_key::given_up"
+busy_engines="wait_queue::hand_offs many_calls_over_a_slow_link"
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins -- --skip model_tests::
 # The models compute, and engines waits for its servers.
-together models "program engines wait_queue::hand_offs"
+together models "program engines ${busy_engines}"
 together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
 program topologies
 program quorum load::

@@ -2,12 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// The time until the next look, after this much waiting. Looks cost processor time, which other tests need.
-fn pause(waited: Duration) -> Duration {
-    (waited / 20).clamp(Duration::from_millis(2), Duration::from_millis(20))
-}
+const POLL: Duration = Duration::from_millis(2);
 
-/// Waits until `condition` holds, looking every 2 ms at first, later every 20 ms. It blocks the thread, and with it all tasks
+/// Waits until `condition` holds, looking every 2 ms. It blocks the thread, and with it all tasks
 /// of a current-thread runtime: async tests take [`eventually_async`].
 ///
 /// # Panics
@@ -36,7 +33,7 @@ pub fn eventually_some<T>(
         }
         let waited = start.elapsed();
         assert!(waited < deadline, "waited {waited:?} in vain: {what}");
-        std::thread::sleep(pause(waited));
+        std::thread::sleep(POLL);
     }
 }
 
@@ -54,7 +51,7 @@ pub async fn eventually_async(
     while !condition().await {
         let waited = start.elapsed();
         assert!(waited < deadline, "waited {waited:?} in vain: {what}");
-        tokio::time::sleep(pause(waited)).await;
+        tokio::time::sleep(POLL).await;
     }
 }
 
