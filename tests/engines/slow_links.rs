@@ -2,12 +2,17 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use lock_runtime::{LockGuard, LockPool};
+use lock_runtime::backend::{
+    AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseOutcome, ReleaseRequest,
+};
+use lock_runtime::testing::open_backend;
+use lock_runtime::{Key, LockGuard, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{Engine, EngineKind, FaultProxy};
+use lock_tests::{Engine, EngineKind, FaultProxy, SqlServer};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -33,6 +38,41 @@ async fn many_calls_over_a_slow_link_are_answered(kind: EngineKind) {
     }
     // Each has acquired and released its lock.
     within(4 * DEADLINE, "the calls", calls.join_all()).await;
+}
+
+#[tokio::test]
+async fn a_release_on_postgres_is_sent_before_acquires_that_wait() {
+    a_release_is_sent_before_acquires_that_wait(SqlServer::postgres()).await;
+}
+
+#[tokio::test]
+async fn a_release_on_mysql_is_sent_before_acquires_that_wait() {
+    a_release_is_sent_before_acquires_that_wait(SqlServer::mysql()).await;
+}
+
+/// A call ends with its release. Where acquires of three statements wait, it does not wait for the last one.
+async fn a_release_is_sent_before_acquires_that_wait(server: SqlServer) {
+    const ACQUIRES: usize = 3_000;
+    let store = open_backend(&server.url()).await.unwrap();
+    let request = |key: String| {
+        AcquireRequest::new([Key::from(key)].into(), Owner::random().unwrap(), ms(60_000))
+    };
+    let held = request("held".to_owned());
+    store.acquire(std::slice::from_ref(&held)).await.remove(0).unwrap();
+    let acquires: Vec<_> = (0..ACQUIRES).map(|n| request(format!("order:{n}"))).collect();
+    let releases = [ReleaseRequest::new(held.lease())];
+    // Both are sent to the connection before its task runs.
+    let (mut granted, mut released) =
+        (Box::pin(store.acquire(&acquires)), Box::pin(store.release(&releases)));
+    tokio::select! {
+        biased;
+        _ = &mut granted => panic!("the release waits for all acquires"),
+        outcomes = &mut released => {
+            assert_eq!(outcomes[0].as_ref().unwrap(), &ReleaseOutcome::Freed);
+        }
+    }
+    let is_granted = |outcome| matches!(outcome, Ok(AcquireOutcome::Acquired { .. }));
+    assert!(granted.await.into_iter().all(is_granted));
 }
 
 /// A renewal that waits for those before it is answered after its time limit, and in time for its lease.

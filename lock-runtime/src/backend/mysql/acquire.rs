@@ -47,7 +47,7 @@ impl LeaseRow {
 }
 
 impl MysqlBatch<'_> {
-    /// Tries the requests of `steps` in order, until they have taken too long. The rest stay there.
+    /// Sends requests of `steps` in order, for as long as a turn may. The others stay there.
     pub(super) async fn acquire(&mut self, steps: &mut AcquireSteps) {
         steps.begin();
         while let Some(step) = steps.next_step() {
@@ -84,10 +84,6 @@ impl MysqlBatch<'_> {
     }
 
     async fn acquire_several(&mut self, pending: PendingRequest<AcquireRequest, AcquireOutcome>) {
-        // A request without a caller any more is not sent. Earlier requests may have taken longer than the time limit of its caller.
-        if pending.1.is_closed() {
-            return;
-        }
         // An earlier failure may have shown that a row is locked.
         let free = self.without_locked(vec![pending], |request| &request.keys).await;
         for (request, reply) in free {

@@ -67,19 +67,14 @@ impl<'a> MysqlBatch<'a> {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;
+        steps.withdraw(&releases);
         if !acquires.is_empty() {
             steps.add(self.without_locked(acquires, |request| &request.keys).await);
         }
-        // An acquire that its caller has given up comes before the release that undoes it.
-        let (first, behind) = steps.split(releases);
-        if !first.is_empty() {
-            self.release(first).await;
+        if !releases.is_empty() {
+            self.release(releases).await;
         }
         self.acquire(steps).await;
-        steps.withdraw(&behind);
-        if !behind.is_empty() {
-            self.release(behind).await;
-        }
         queue.add(renewals);
         let renewals = queue.next_part();
         if !renewals.is_empty() {

@@ -14,7 +14,7 @@ use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::session::{MysqlSession, MysqlSessionIdentity};
 use crate::backend::mysql::sweep::RowSweep;
-use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
+use crate::backend::sql::job::{Jobs, StoreJob, closed, no_answer};
 use crate::backend::sql::locked_rows::LockedRows;
 use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::sql::sender::{JobSender, Purpose};
@@ -115,7 +115,7 @@ impl MysqlLink {
             let wake_at = wake_at.into_iter().flatten().fold(check_at, Instant::min);
             tokio::select! {
                 biased;
-                count = self.inbox.recv_many(&mut jobs, self.purpose.most_jobs()) => {
+                count = self.inbox.recv_many(&mut jobs, usize::MAX) => {
                     if count == 0 {
                         return Left::Closed;
                     }
@@ -131,24 +131,22 @@ impl MysqlLink {
                 check_at = now + CHECK_EVERY;
                 state.watch_list().prune(now);
             }
-            let batches = Jobs::batches(jobs.drain(..));
-            let closes = batches.iter().any(|jobs| jobs.closes);
+            let jobs = Jobs::of(jobs.drain(..));
+            let closes = jobs.closes;
             let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
-            for jobs in batches {
-                // After the end of the connection they fail without being sent.
-                batch.run(jobs, &mut self.pending).await;
-            }
+            batch.run(jobs, &mut self.pending).await;
             if is_upkeep && self.sweep.due() <= now {
                 self.sweep.run(&mut batch).await;
             }
             if next_look.is_some_and(|due| due <= now) {
                 self.looks.run(&mut batch).await;
             }
-            if let Some(error) = batch.take_broken().filter(|_| !closes) {
-                return Left::Ended(error, answered);
-            }
             if closes {
+                self.pending.fail(&closed());
                 return Left::Closed;
+            }
+            if let Some(error) = batch.take_broken() {
+                return Left::Ended(error, answered);
             }
             answered = state.clock.now();
         }

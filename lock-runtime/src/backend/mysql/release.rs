@@ -8,6 +8,7 @@ use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION};
 use crate::backend::mysql::script::{ByteList, Literal};
 use crate::backend::sql::job::{Releases, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::sender::CLAIMS;
 use crate::backend::sql::tables::{micros, reservation_time};
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
@@ -34,7 +35,7 @@ impl MysqlBatch<'_> {
     /// Ends all leases: those without a wait queue together, by one statement.
     pub(super) async fn release(&mut self, requests: Releases) {
         let requests = self.without_locked(requests, |request| &request.lease.keys).await;
-        for mut requests in by_distinct_keys(requests, |(request, _)| &request.lease.keys) {
+        for mut requests in by_distinct_keys(requests, CLAIMS, |(request, _)| &request.lease.keys) {
             while !requests.is_empty() {
                 let mut ends = Ends::new();
                 let ended = self.end_all(&requests, &mut ends).await;

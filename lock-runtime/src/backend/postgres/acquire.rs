@@ -28,14 +28,12 @@ struct AcquireRow {
 }
 
 impl Batch<'_> {
-    /// Tries the requests of `steps` in order, until they have taken too long. The rest stay there.
+    /// Sends requests of `steps` in order, for as long as a turn may. The others stay there.
     pub(super) async fn acquire(&self, steps: &mut AcquireSteps) {
         steps.begin();
         while let Some(step) = steps.next_step() {
             match step {
                 AcquireStep::Single(requests) => self.acquire_single(requests).await,
-                // A request without a caller any more is not sent.
-                AcquireStep::Several((_, reply)) if reply.is_closed() => {}
                 AcquireStep::Several(pending) => self.acquire_several(pending).await,
             }
         }

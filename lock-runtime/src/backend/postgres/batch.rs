@@ -61,17 +61,12 @@ impl<'a> Batch<'a> {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;
+        steps.withdraw(&releases);
         steps.add(acquires);
-        // An acquire that its caller has given up comes before the release that undoes it.
-        let (first, behind) = steps.split(releases);
-        if !first.is_empty() {
-            self.release(first).await;
+        if !releases.is_empty() {
+            self.release(releases).await;
         }
         self.acquire(steps).await;
-        steps.withdraw(&behind);
-        if !behind.is_empty() {
-            self.release(behind).await;
-        }
         queue.add(renewals);
         let renewals = queue.next_part();
         if !renewals.is_empty() {

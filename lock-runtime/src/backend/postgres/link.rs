@@ -14,7 +14,7 @@ use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, OnPayload, ServerProcess, Session};
 use crate::backend::postgres::sweep::Sweep;
 use crate::backend::queue_events::QueueEvents;
-use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
+use crate::backend::sql::job::{Jobs, StoreJob, closed, no_answer};
 use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::backend::{BackendError, FailureKind};
@@ -109,7 +109,7 @@ impl LinkTask {
                 ended = &mut session.ended => {
                     return Some((ended.unwrap_or_else(|_| no_answer()), answered));
                 }
-                count = self.inbox.recv_many(&mut jobs, self.purpose.most_jobs()) => {
+                count = self.inbox.recv_many(&mut jobs, usize::MAX) => {
                     if count == 0 {
                         return None;
                     }
@@ -123,22 +123,21 @@ impl LinkTask {
                 }
             }
             let state = self.state.clone();
-            let batches = Jobs::batches(jobs.drain(..));
-            let closes = batches.iter().any(|jobs| jobs.closes);
-            for jobs in batches {
-                let channel = state.channel().clone();
-                let (connector, events, clock) = (&state.connector, &state.events, state.clock);
-                let batch = Batch::new(session, connector, &server, events, channel, clock);
-                batch.run(jobs, &mut self.pending).await;
-                if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
-                    self.sweep.run(&batch).await;
-                }
-                if let Some(error) = batch.broken().filter(|_| !closes) {
-                    return Some((error.clone(), answered));
-                }
+            let jobs = Jobs::of(jobs.drain(..));
+            let closes = jobs.closes;
+            let channel = state.channel().clone();
+            let (connector, events, clock) = (&state.connector, &state.events, state.clock);
+            let batch = Batch::new(session, connector, &server, events, channel, clock);
+            batch.run(jobs, &mut self.pending).await;
+            if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
+                self.sweep.run(&batch).await;
             }
             if closes {
+                self.pending.fail(&closed());
                 return None;
+            }
+            if let Some(error) = batch.broken() {
+                return Some((error.clone(), answered));
             }
             answered = self.state.clock.now();
         }

@@ -10,6 +10,7 @@ use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{PendingRequest, Releases, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::sender::CLAIMS;
 use crate::backend::sql::tables::{micros, reservation_time};
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
@@ -21,7 +22,7 @@ type OwnedKey = (Vec<u8>, Vec<u8>);
 impl Batch<'_> {
     /// Ends all leases: those without a wait queue together, by one statement.
     pub(super) async fn release(&self, requests: Releases) {
-        for requests in by_distinct_keys(requests, |(request, _)| &request.lease.keys) {
+        for requests in by_distinct_keys(requests, CLAIMS, |(request, _)| &request.lease.keys) {
             let mut freed = HashSet::new();
             if let Err(error) = self.free(&requests, &mut freed).await {
                 fail_all(requests, &error);

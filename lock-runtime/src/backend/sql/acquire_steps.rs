@@ -4,11 +4,12 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use crate::backend::sql::job::{Acquires, PendingRequest, Releases, fail_all, no_answer};
-use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::sender::CLAIMS;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner};
 use crate::base::clock::{Clock, Instant};
+use crate::base::key::Key;
 
-/// Acquires that are sent without a release in between.
+/// Acquires that are sent without another request in between.
 pub(crate) enum AcquireStep {
     /// Requests for one key each, all keys different.
     Single(Acquires),
@@ -16,47 +17,22 @@ pub(crate) enum AcquireStep {
     Several(PendingRequest<AcquireRequest, AcquireOutcome>),
 }
 
-impl AcquireStep {
-    fn requests(&self) -> &[PendingRequest<AcquireRequest, AcquireOutcome>] {
-        match self {
-            Self::Single(requests) => requests,
-            Self::Several(request) => std::slice::from_ref(request),
-        }
-    }
-
-    fn into_requests(self) -> Acquires {
-        match self {
-            Self::Single(requests) => requests,
-            Self::Several(request) => vec![request],
-        }
-    }
-}
-
-/// The acquires of a connection, in the order in which they are sent.
+/// The acquires of a connection, in the order in which they were requested.
+///
+/// They wait here, and not where requests arrive: a release is sent before all acquires that wait.
 pub(crate) struct AcquireSteps {
-    pending: VecDeque<AcquireStep>,
+    pending: VecDeque<PendingRequest<AcquireRequest, AcquireOutcome>>,
     clock: Clock,
-    /// How long one batch sends acquires.
+    /// How long a turn sends acquires.
     limit: Duration,
-    batch: AcquireBatch,
-}
-
-/// What is known about the acquires of the last batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AcquireBatch {
-    /// None was sent yet.
-    Fresh,
-    /// The first one was sent at that time.
-    Begun(Instant),
-    /// They took longer than the limit, as for a row that another session has locked.
-    Slow,
+    /// When the turn sent the first one.
+    began: Option<Instant>,
 }
 
 impl AcquireSteps {
-    /// One batch sends acquires for a quarter of `request_timeout`. A release has twice that timeout.
+    /// A turn sends acquires for a sixteenth of `request_timeout`. Requests of other kinds wait as long, and for one statement.
     pub(crate) fn new(clock: Clock, request_timeout: Duration) -> Self {
-        let (pending, batch) = (VecDeque::new(), AcquireBatch::Fresh);
-        Self { pending, clock, limit: request_timeout / 4, batch }
+        Self { pending: VecDeque::new(), clock, limit: request_timeout / 16, began: None }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -65,48 +41,50 @@ impl AcquireSteps {
 
     /// Adds `requests` after the others.
     pub(crate) fn add(&mut self, requests: Acquires) {
-        let (single, several): (Acquires, Acquires) =
-            requests.into_iter().partition(|(request, _)| request.keys.len() == 1);
-        let single = by_distinct_keys(single, |(request, _)| &request.keys);
-        self.pending.extend(single.into_iter().map(AcquireStep::Single));
-        self.pending.extend(several.into_iter().map(AcquireStep::Several));
+        self.pending.extend(requests);
     }
 
-    /// The releases of a batch: the ones before its acquires, and the ones after them.
-    ///
-    /// Acquires go first, so that a release finds their owners in the queue. After a slow batch the releases go first,
-    /// except those that undo one of these acquires.
-    pub(crate) fn split(&self, releases: Releases) -> (Releases, Releases) {
-        match self.batch {
-            AcquireBatch::Slow => self.overtaken_by(releases),
-            AcquireBatch::Fresh | AcquireBatch::Begun(_) => (Vec::new(), releases),
-        }
-    }
-
-    /// Begins with the acquires of another batch.
+    /// Begins with the acquires of another turn.
     pub(crate) fn begin(&mut self) {
-        self.batch = AcquireBatch::Fresh;
+        self.began = None;
     }
 
-    /// What is sent next. Also `None` after the limit, except for the first step of a batch, so that no acquire waits forever.
+    /// What is sent next. Also `None` after the limit, except for the first step of a turn, so that no acquire waits forever.
     pub(crate) fn next_step(&mut self) -> Option<AcquireStep> {
         let now = self.clock.now();
-        match self.batch {
-            AcquireBatch::Fresh => self.batch = AcquireBatch::Begun(now),
-            AcquireBatch::Begun(began) if now.since(began) < self.limit => {}
-            AcquireBatch::Begun(_) | AcquireBatch::Slow => {
-                self.batch = AcquireBatch::Slow;
-                return None;
-            }
+        if now.since(*self.began.get_or_insert(now)) > self.limit {
+            return None;
         }
-        self.pending.pop_front()
+        // Nothing waits for the others any more.
+        self.pending.retain(|(_, reply)| !reply.is_closed());
+        match self.pending.front()? {
+            (first, _) if first.keys.len() > 1 => {
+                self.pending.pop_front().map(AcquireStep::Several)
+            }
+            _ => Some(AcquireStep::Single(self.single())),
+        }
     }
 
-    /// Splits `releases` into those that may overtake these acquires, and those that undo one of them.
-    fn overtaken_by(&self, releases: Releases) -> (Releases, Releases) {
-        let requests = self.pending.iter().flat_map(AcquireStep::requests);
-        let owners: HashSet<Owner> = requests.map(|(request, _)| request.owner).collect();
-        releases.into_iter().partition(|(request, _)| !owners.contains(&request.lease.owner))
+    /// The next requests for one key each, at most [`CLAIMS`]. No request overtakes another one for its key.
+    fn single(&mut self) -> Acquires {
+        let mut step = Acquires::new();
+        let mut taken: HashSet<Key> = HashSet::new();
+        let mut kept = VecDeque::new();
+        while step.len() < CLAIMS
+            && let Some(pending) = self.pending.pop_front()
+        {
+            let keys = &pending.0.keys;
+            let is_next = keys.len() == 1 && !taken.contains(&keys[0]);
+            taken.extend(keys.iter().cloned());
+            if is_next {
+                step.push(pending);
+            } else {
+                kept.push_back(pending);
+            }
+        }
+        kept.append(&mut self.pending);
+        self.pending = kept;
+        step
     }
 
     /// Fails the acquires that one of `releases` undoes. They are not sent.
@@ -118,28 +96,14 @@ impl AcquireSteps {
         let is_undone = |(request, _): &PendingRequest<AcquireRequest, AcquireOutcome>| {
             owners.contains(&request.owner)
         };
-        let mut kept = VecDeque::with_capacity(self.pending.len());
-        for step in self.pending.drain(..) {
-            match step {
-                AcquireStep::Single(requests) => {
-                    let (undone, others): (Acquires, Acquires) =
-                        requests.into_iter().partition(is_undone);
-                    fail_all(undone, &no_answer().before_sending());
-                    kept.push_back(AcquireStep::Single(others));
-                }
-                AcquireStep::Several(request) if is_undone(&request) => {
-                    fail_all([request], &no_answer().before_sending());
-                }
-                step @ AcquireStep::Several(_) => kept.push_back(step),
-            }
-        }
-        self.pending = kept;
+        let (undone, kept): (Acquires, Acquires) = self.pending.drain(..).partition(is_undone);
+        self.pending = kept.into();
+        fail_all(undone, &no_answer().before_sending());
     }
 
     /// Fails all acquires, because of `error`. They are not sent.
     pub(crate) fn fail(&mut self, error: &BackendError) {
-        let error = error.clone().before_sending();
-        fail_all(self.pending.drain(..).flat_map(AcquireStep::into_requests), &error);
+        fail_all(self.pending.drain(..), &error.clone().before_sending());
     }
 }
 
@@ -151,8 +115,7 @@ mod tests {
     use tokio::sync::oneshot::{self, Receiver};
 
     use super::*;
-    use crate::backend::{LeaseRef, ReleaseRequest};
-    use crate::base::key::Key;
+    use crate::backend::{FailureKind, LeaseRef, ReleaseRequest};
 
     const TTL: Duration = Duration::from_secs(30);
 
@@ -175,50 +138,89 @@ mod tests {
         AcquireSteps::new(Clock::runtime(), Duration::from_secs(1))
     }
 
-    fn owners_of(steps: &mut AcquireSteps) -> Vec<Vec<Owner>> {
+    fn owners(step: AcquireStep) -> Vec<Owner> {
+        let requests = match step {
+            AcquireStep::Single(requests) => requests,
+            AcquireStep::Several(request) => vec![request],
+        };
+        requests.iter().map(|(request, _)| request.owner).collect()
+    }
+
+    fn all(steps: &mut AcquireSteps) -> Vec<Vec<Owner>> {
         steps.begin();
-        let steps = std::iter::from_fn(|| steps.next_step());
-        steps
-            .map(|step| step.requests().iter().map(|(request, _)| request.owner).collect())
-            .collect()
+        std::iter::from_fn(|| steps.next_step()).map(owners).collect()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_left_is_sent_before_what_is_added() {
-        let [one, other, third] = [(); 3].map(|()| Owner::random().unwrap());
+    async fn no_request_overtakes_another_one_for_its_key() {
+        let [one, two, three, four, five] = [(); 5].map(|()| Owner::random().unwrap());
         let mut steps = no_steps();
-        let (several, _several) = acquire(one, &["a", "b"]);
-        let (single, _single) = acquire(other, &["a"]);
-        let (same, _same) = acquire(third, &["a"]);
-        steps.add(several);
-        steps.add(single.into_iter().chain(same).collect());
-        assert_eq!(owners_of(&mut steps), [[one], [other], [third]]);
+        let mut answers = Vec::new();
+        let requests = [
+            (one, &["a"][..]),
+            (two, &["a"]),
+            (three, &["b", "c"]),
+            (four, &["c"]),
+            (five, &["d"]),
+        ];
+        for (owner, keys) in requests {
+            let (request, answer) = acquire(owner, keys);
+            steps.add(request);
+            answers.push(answer);
+        }
+        assert_eq!(all(&mut steps), [vec![one, five], vec![two], vec![three], vec![four]]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn behind_slow_acquires_releases_overtake_others_and_withdraw_those_of_their_own() {
-        let [slow, undone, kept] = [(); 3].map(|()| Owner::random().unwrap());
+    async fn a_step_is_no_longer_than_a_statement() {
+        let mut steps = no_steps();
+        let mut answers = Vec::new();
+        for n in 0..=CLAIMS {
+            let (request, answer) = acquire(Owner::random().unwrap(), &[&format!("order:{n}")]);
+            steps.add(request);
+            answers.push(answer);
+        }
+        let counts: Vec<usize> = all(&mut steps).iter().map(Vec::len).collect();
+        assert_eq!(counts, [CLAIMS, 1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_ends_after_its_limit() {
+        let mut steps = no_steps();
+        let (mut expected, mut answers) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let owner = Owner::random().unwrap();
+            let (request, answer) = acquire(owner, &["a"]);
+            steps.add(request);
+            expected.push(owner);
+            answers.push(answer);
+        }
+        for expected in expected {
+            steps.begin();
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert_eq!(steps.next_step().map(owners), Some(vec![expected]));
+            tokio::time::advance(Duration::from_millis(63)).await;
+            assert!(steps.next_step().is_none());
+        }
+        assert!(steps.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_is_given_up_or_undone_is_not_sent() {
+        let [undone, given_up, kept] = [(); 3].map(|()| Owner::random().unwrap());
         for keys in [&["a"][..], &["a", "b"]] {
             let mut steps = no_steps();
             let mut answers = Vec::new();
-            for owner in [slow, undone, kept] {
+            for owner in [undone, given_up, kept] {
                 let (request, answer) = acquire(owner, keys);
                 steps.add(request);
                 answers.push(answer);
             }
-            assert!(steps.split(releases(&[slow])).0.is_empty());
-            steps.begin();
-            assert_eq!(steps.next_step().map(|step| step.requests()[0].0.owner), Some(slow));
-            tokio::time::advance(Duration::from_millis(250)).await;
-            assert!(steps.next_step().is_none());
-            let (first, behind) = steps.split(releases(&[undone, slow]));
-            let owner = |releases: &Releases| releases[0].0.lease.owner;
-            assert_eq!((first.len(), owner(&first)), (1, slow));
-            assert_eq!((behind.len(), owner(&behind)), (1, undone));
-            steps.withdraw(&behind);
-            assert!(answers[1].try_recv().unwrap().is_err());
-            assert!(answers[2].try_recv().is_err(), "not answered");
-            assert_eq!(owners_of(&mut steps).concat(), [kept]);
+            steps.withdraw(&releases(&[undone]));
+            let error = answers[0].try_recv().unwrap().unwrap_err();
+            assert_eq!(error.kind(), FailureKind::NotApplied);
+            answers.remove(1);
+            assert_eq!(all(&mut steps).concat(), [kept]);
         }
     }
 }

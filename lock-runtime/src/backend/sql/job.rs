@@ -1,13 +1,13 @@
 //! Requests on their way to a connection.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use tokio::sync::oneshot;
 
 use crate::backend::sql::listed_keys::ListedRow;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, BackendError, FailureKind, Inspection, LeaseRef, LeaseStatus,
-    ReleaseOutcome, ReleaseRequest, Warning,
+    Owner, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::key::Key;
 
@@ -72,29 +72,29 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Splits `jobs` into batches. The acquires of a batch are sent before its releases, so an acquire of a key that was
-    /// released earlier belongs to a later batch.
-    pub(crate) fn batches(jobs: impl Iterator<Item = StoreJob>) -> Vec<Self> {
-        let mut batches = vec![Self::default()];
-        let mut released: HashSet<Key> = HashSet::new();
+    /// Sorts `jobs` by their kinds. Among different owners no order is needed, because each request waits for its answer.
+    ///
+    /// An acquire that a later release undoes fails, and is not among them.
+    pub(crate) fn of(jobs: impl Iterator<Item = StoreJob>) -> Self {
+        let mut sorted = Self::default();
+        // By the owner of a release, the number of acquires before it.
+        let mut released: HashMap<Owner, usize> = HashMap::new();
         for job in jobs {
-            match &job {
-                StoreJob::Release((request, _)) => {
-                    released.extend(request.lease.keys.iter().cloned());
-                }
-                StoreJob::Acquire((request, _))
-                    if request.keys.iter().any(|key| released.contains(key)) =>
-                {
-                    released.clear();
-                    batches.push(Self::default());
-                }
-                _ => {}
+            if let StoreJob::Release((request, _)) = &job {
+                released.insert(request.lease.owner, sorted.acquires.len());
             }
-            if let Some(last) = batches.last_mut() {
-                last.add(job);
+            sorted.add(job);
+        }
+        let acquires = std::mem::take(&mut sorted.acquires);
+        for (at, pending) in acquires.into_iter().enumerate() {
+            let is_undone = released.get(&pending.0.owner).is_some_and(|before| at < *before);
+            if is_undone {
+                fail_all([pending], &no_answer().before_sending());
+            } else {
+                sorted.acquires.push(pending);
             }
         }
-        batches
+        sorted
     }
 
     /// Leaves out acquires, renewals, reads, inspections and pages that nothing waits for any more, because their call was
@@ -150,4 +150,50 @@ pub(crate) fn moved() -> BackendError {
 #[cold]
 pub(crate) fn no_answer() -> BackendError {
     BackendError::new(FailureKind::MaybeApplied, "the database did not answer in time")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::oneshot::Receiver;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn acquire(owner: Owner) -> (StoreJob, Receiver<Result<AcquireOutcome, BackendError>>) {
+        let (reply, answer) = oneshot::channel();
+        (
+            StoreJob::Acquire((AcquireRequest::new([Key::from("a")].into(), owner, TTL), reply)),
+            answer,
+        )
+    }
+
+    fn release(owner: Owner) -> StoreJob {
+        let lease = LeaseRef::new([Key::from("a")].into(), owner, TTL);
+        StoreJob::Release((ReleaseRequest::new(lease), oneshot::channel().0))
+    }
+
+    #[test]
+    fn a_release_withdraws_the_acquires_of_its_owner_before_it() {
+        let [undone, other] = [(); 2].map(|()| Owner::random().unwrap());
+        let (before, mut withdrawn) = acquire(undone);
+        let (unrelated, _unrelated) = acquire(other);
+        let (after, _after) = acquire(undone);
+        let jobs = Jobs::of([before, unrelated, release(undone), after].into_iter());
+        let owners: Vec<Owner> = jobs.acquires.iter().map(|(request, _)| request.owner).collect();
+        assert_eq!(owners, [other, undone]);
+        assert_eq!(jobs.releases.len(), 1);
+        let error = withdrawn.try_recv().unwrap().unwrap_err();
+        assert_eq!(error.kind(), FailureKind::NotApplied);
+    }
+
+    #[test]
+    fn a_request_that_nothing_waits_for_is_left_out() {
+        let [given_up, kept] = [(); 2].map(|()| Owner::random().unwrap());
+        let jobs = [acquire(given_up).0, release(given_up), acquire(kept).0];
+        let jobs = Jobs::of(jobs.into_iter());
+        assert_eq!((jobs.acquires.len(), jobs.releases.len()), (0, 1));
+    }
 }

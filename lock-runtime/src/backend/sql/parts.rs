@@ -1,28 +1,33 @@
 //! Requests that one statement may serve.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::base::key::Key;
 
-/// Splits `requests` so that no two requests of a part share a key. For each key the order is kept.
+/// Splits `requests` so that no two requests of a part share a key, and no part has more than `most`. For each key the order is
+/// kept.
 pub(crate) fn by_distinct_keys<T>(
     requests: Vec<T>,
+    most: usize,
     keys: impl Fn(&T) -> &Arc<[Key]>,
 ) -> Vec<Vec<T>> {
-    let mut parts: Vec<(HashSet<Key>, Vec<T>)> = Vec::new();
+    let mut parts: Vec<Vec<T>> = Vec::new();
+    // The first part that comes after all requests for a key.
+    let mut next: HashMap<Key, usize> = HashMap::new();
     for request in requests {
         let wanted = keys(&request).clone();
-        let behind =
-            parts.iter().rposition(|(taken, _)| wanted.iter().any(|key| taken.contains(key)));
-        let at = behind.map_or(0, |last| last + 1);
-        if at == parts.len() {
-            parts.push((HashSet::new(), Vec::new()));
+        let mut at = wanted.iter().filter_map(|key| next.get(key)).max().copied().unwrap_or(0);
+        while parts.get(at).is_some_and(|part| part.len() >= most) {
+            at += 1;
         }
-        parts[at].0.extend(wanted.iter().cloned());
-        parts[at].1.push(request);
+        if at == parts.len() {
+            parts.push(Vec::new());
+        }
+        parts[at].push(request);
+        next.extend(wanted.iter().map(|key| (key.clone(), at + 1)));
     }
-    parts.into_iter().map(|(_, requests)| requests).collect()
+    parts
 }
 
 #[cfg(test)]
@@ -41,9 +46,15 @@ mod tests {
             request(4, &["c"]),
             request(5, &["a"]),
         ];
-        let parts = by_distinct_keys(requests, |(_, keys)| keys);
-        let numbers: Vec<Vec<u32>> =
-            parts.iter().map(|part| part.iter().map(|(number, _)| *number).collect()).collect();
-        assert_eq!(numbers, [vec![1, 2, 4], vec![3], vec![5]]);
+        for (most, expected) in [
+            (4, vec![vec![1, 2, 4], vec![3], vec![5]]),
+            (2, vec![vec![1, 2], vec![3, 4], vec![5]]),
+            (1, vec![vec![1], vec![2], vec![3], vec![4], vec![5]]),
+        ] {
+            let parts = by_distinct_keys(requests.clone(), most, |(_, keys)| keys);
+            let numbers: Vec<Vec<u32>> =
+                parts.iter().map(|part| part.iter().map(|(number, _)| *number).collect()).collect();
+            assert_eq!(numbers, expected, "{most}");
+        }
     }
 }

@@ -7,26 +7,16 @@ use tokio::task::AbortHandle;
 use crate::backend::BackendError;
 use crate::backend::sql::job::{Reply, StoreJob, closed, no_answer};
 
-/// The most requests of one batch of acquires and releases. Over a slow link, a connection serves as many in each round trip.
+/// The most acquires or releases of one statement. Over a slow link, a connection serves as many in each round trip.
 pub(crate) const CLAIMS: usize = 1_024;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Acquires and releases. Those of one owner are sent in the order in which they were requested.
+    /// Acquires and releases. A release is sent before all acquires that wait, and withdraws those of its owner.
     Claims,
     /// Renewals, which must not wait behind acquires; notifications, reads and sweeps.
     Upkeep,
-}
-
-impl Purpose {
-    /// The most jobs of one batch. Renewals are limited by their queue.
-    pub(crate) fn most_jobs(self) -> usize {
-        match self {
-            Self::Claims => CLAIMS,
-            Self::Upkeep => usize::MAX,
-        }
-    }
 }
 
 /// Sends jobs to the task of a connection. Dropping it ends the task immediately, and a statement that was sent may still run.
