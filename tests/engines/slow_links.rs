@@ -2,7 +2,6 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use lock_runtime::backend::{
@@ -54,9 +53,8 @@ async fn a_release_on_mysql_is_sent_before_acquires_that_wait() {
 async fn a_release_is_sent_before_acquires_that_wait(server: SqlServer) {
     const ACQUIRES: usize = 3_000;
     let store = open_backend(&server.url()).await.unwrap();
-    let request = |key: String| {
-        AcquireRequest::new([Key::from(key)].into(), Owner::random().unwrap(), ms(60_000))
-    };
+    let request =
+        |key: String| AcquireRequest::new([Key::from(key)], Owner::random().unwrap(), ms(60_000));
     let held = request("held".to_owned());
     store.acquire(std::slice::from_ref(&held)).await.remove(0).unwrap();
     let acquires: Vec<_> = (0..ACQUIRES).map(|n| request(format!("order:{n}"))).collect();

@@ -164,14 +164,11 @@ mod tests {
 
     fn acquire(owner: Owner) -> (StoreJob, Receiver<Result<AcquireOutcome, BackendError>>) {
         let (reply, answer) = oneshot::channel();
-        (
-            StoreJob::Acquire((AcquireRequest::new([Key::from("a")].into(), owner, TTL), reply)),
-            answer,
-        )
+        (StoreJob::Acquire((AcquireRequest::new([Key::from("a")], owner, TTL), reply)), answer)
     }
 
     fn release(owner: Owner) -> StoreJob {
-        let lease = LeaseRef::new([Key::from("a")].into(), owner, TTL);
+        let lease = LeaseRef::new([Key::from("a")], owner, TTL);
         StoreJob::Release((ReleaseRequest::new(lease), oneshot::channel().0))
     }
 
