@@ -9,7 +9,7 @@ use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION, by_coun
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript, push_bytes};
 use crate::backend::mysql::server_error::is_lock_timeout;
 use crate::backend::mysql::session::Fields;
-use crate::backend::sql::acquire_steps::{AcquireStep, AcquireSteps};
+use crate::backend::sql::claim_queue::ClaimQueue;
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
 use crate::backend::sql::stored_info::stored_info;
 use crate::backend::sql::tables::{InfoColumn, PINNED_RECHECK, Pins, micros};
@@ -47,19 +47,10 @@ impl LeaseRow {
 }
 
 impl MysqlBatch<'_> {
-    /// Sends requests of `steps` in order, for as long as a turn may. The others stay there.
-    pub(super) async fn acquire(&mut self, steps: &mut AcquireSteps) {
-        steps.begin();
-        while let Some(step) = steps.next_step() {
-            match step {
-                AcquireStep::Single(requests) => self.acquire_single(requests).await,
-                AcquireStep::Several(request) => self.acquire_several(request).await,
-            }
-        }
-    }
-
-    /// Tries requests for one key together, by a statement that changes nothing for a key that is held.
-    async fn acquire_single(&mut self, mut requests: Acquires) {
+    /// Tries requests for one key together, by a statement that changes nothing for a key that is held. Those that it has not
+    /// queued when the turn is over go back to `claims`.
+    pub(super) async fn acquire_single(&mut self, requests: Acquires, claims: &mut ClaimQueue) {
+        let mut requests = self.without_locked(requests, |request| &request.keys).await;
         let acquired_together = self.session.parts(ACQUIRED_TOGETHER, BYTES_IN_LISTS);
         let queued_together = self.session.parts(QUEUED_TOGETHER, BYTES_OF_TRANSITION);
         requests.sort_by(|(one, _), (other, _)| one.keys.cmp(&other.keys));
@@ -76,14 +67,22 @@ impl MysqlBatch<'_> {
                 refused.extend(held);
             }
         }
-        for mut requests in by_count_of_keys(refused, |_| 1, queued_together) {
+        let mut parts = by_count_of_keys(refused, |_| 1, queued_together).into_iter();
+        while let Some(mut requests) = parts.next() {
             while !requests.is_empty() {
                 requests = self.enqueue(requests).await;
+            }
+            if claims.is_over() {
+                claims.put_back(parts.flatten().collect());
+                return;
             }
         }
     }
 
-    async fn acquire_several(&mut self, pending: PendingRequest<AcquireRequest, AcquireOutcome>) {
+    pub(super) async fn acquire_several(
+        &mut self,
+        pending: PendingRequest<AcquireRequest, AcquireOutcome>,
+    ) {
         // An earlier failure may have shown that a row is locked.
         let free = self.without_locked(vec![pending], |request| &request.keys).await;
         for (request, reply) in free {

@@ -16,6 +16,7 @@ use crate::backend::mysql::server_error::{
     LONG_TRANSACTIONS, ends_connection, failure, is_about_info, is_lock_timeout, is_rolled_back,
 };
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
+use crate::backend::sql::claim_queue::ClaimStep;
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
 use crate::backend::sql::locked_rows::{LockedRows, fail_locked};
 use crate::backend::sql::pending_jobs::PendingJobs;
@@ -63,18 +64,30 @@ impl<'a> MysqlBatch<'a> {
 
     /// Sends all requests and answers each, except the ones that stay in `pending`.
     pub(crate) async fn run(&mut self, jobs: Jobs, pending: &mut PendingJobs) {
-        let PendingJobs { steps, renewals: queue } = pending;
+        let PendingJobs { claims, renewals: queue } = pending;
         let Jobs {
-            acquires, releases, renewals, reads, inspections, lists, health, probes, ..
+            acquires,
+            releases,
+            renewals,
+            reads,
+            inspections,
+            lists,
+            health,
+            probes,
+            closes,
         } = jobs;
-        steps.withdraw(&releases);
-        if !acquires.is_empty() {
-            steps.add(self.without_locked(acquires, |request| &request.keys).await);
+        claims.add(releases, acquires);
+        if closes {
+            claims.close();
         }
-        if !releases.is_empty() {
-            self.release(releases).await;
+        claims.begin();
+        while let Some(step) = claims.next_step() {
+            match step {
+                ClaimStep::Release(requests) => self.release(requests).await,
+                ClaimStep::Single(requests) => self.acquire_single(requests, claims).await,
+                ClaimStep::Several(request) => self.acquire_several(request).await,
+            }
         }
-        self.acquire(steps).await;
         queue.add(renewals);
         let renewals = queue.next_part();
         if !renewals.is_empty() {

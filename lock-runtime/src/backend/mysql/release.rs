@@ -7,8 +7,6 @@ use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION};
 use crate::backend::mysql::script::{ByteList, Literal};
 use crate::backend::sql::job::{Releases, answer, fail_all};
-use crate::backend::sql::parts::by_distinct_keys;
-use crate::backend::sql::sender::CLAIMS;
 use crate::backend::sql::tables::{micros, reservation_time};
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
@@ -32,21 +30,19 @@ enum Ended {
 }
 
 impl MysqlBatch<'_> {
-    /// Ends all leases: those without a wait queue together, by one statement.
+    /// Ends leases with different keys: those without a wait queue together, by one statement.
     pub(super) async fn release(&mut self, requests: Releases) {
-        let requests = self.without_locked(requests, |request| &request.lease.keys).await;
-        for mut requests in by_distinct_keys(requests, CLAIMS, |(request, _)| &request.lease.keys) {
-            while !requests.is_empty() {
-                let mut ends = Ends::new();
-                let ended = self.end_all(&requests, &mut ends).await;
-                requests = match ended {
-                    Ok(()) => {
-                        self.answer_ended(requests, &ends);
-                        Vec::new()
-                    }
-                    Err(error) => self.answer_failed(requests, &ends, error).await,
-                };
-            }
+        let mut requests = self.without_locked(requests, |request| &request.lease.keys).await;
+        while !requests.is_empty() {
+            let mut ends = Ends::new();
+            let ended = self.end_all(&requests, &mut ends).await;
+            requests = match ended {
+                Ok(()) => {
+                    self.answer_ended(requests, &ends);
+                    Vec::new()
+                }
+                Err(error) => self.answer_failed(requests, &ends, error).await,
+            };
         }
     }
 

@@ -10,7 +10,6 @@ use crate::backend::postgres::blocked_requests::Parts;
 use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::server_error::is_lock_timeout;
 use crate::backend::postgres::session::get;
-use crate::backend::sql::acquire_steps::{AcquireStep, AcquireSteps};
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
 use crate::backend::sql::stored_info::stored_info;
 use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
@@ -28,19 +27,8 @@ struct AcquireRow {
 }
 
 impl Batch<'_> {
-    /// Sends requests of `steps` in order, for as long as a turn may. The others stay there.
-    pub(super) async fn acquire(&self, steps: &mut AcquireSteps) {
-        steps.begin();
-        while let Some(step) = steps.next_step() {
-            match step {
-                AcquireStep::Single(requests) => self.acquire_single(requests).await,
-                AcquireStep::Several(pending) => self.acquire_several(pending).await,
-            }
-        }
-    }
-
     /// Tries requests for one key together, by a statement that writes nothing for a key that is held.
-    async fn acquire_single(&self, requests: Acquires) {
+    pub(super) async fn acquire_single(&self, requests: Acquires) {
         let mut parts = Parts::of(self.without_locked(requests, keys_of).await);
         let mut refused = Vec::new();
         while let Some(requests) = parts.next() {
@@ -162,7 +150,10 @@ impl Batch<'_> {
         }
     }
 
-    async fn acquire_several(&self, pending: PendingRequest<AcquireRequest, AcquireOutcome>) {
+    pub(super) async fn acquire_several(
+        &self,
+        pending: PendingRequest<AcquireRequest, AcquireOutcome>,
+    ) {
         for (request, reply) in self.without_locked(vec![pending], keys_of).await {
             let outcome = self.acquire_all(&request).await;
             if outcome.as_ref().is_err_and(is_lock_timeout) {

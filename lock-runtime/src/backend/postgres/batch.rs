@@ -17,6 +17,7 @@ use crate::backend::postgres::schema::{Parameter, Sql, Statements};
 use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
+use crate::backend::sql::claim_queue::ClaimStep;
 use crate::backend::sql::job::{Jobs, answer, moved, no_answer};
 use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::{BackendError, FailureKind};
@@ -57,16 +58,30 @@ impl<'a> Batch<'a> {
 
     /// Sends all requests and answers each, except the ones that stay in `pending`.
     pub(crate) async fn run(&self, jobs: Jobs, pending: &mut PendingJobs) {
-        let PendingJobs { steps, renewals: queue } = pending;
+        let PendingJobs { claims, renewals: queue } = pending;
         let Jobs {
-            acquires, releases, renewals, reads, inspections, lists, health, probes, ..
+            acquires,
+            releases,
+            renewals,
+            reads,
+            inspections,
+            lists,
+            health,
+            probes,
+            closes,
         } = jobs;
-        steps.withdraw(&releases);
-        steps.add(acquires);
-        if !releases.is_empty() {
-            self.release(releases).await;
+        claims.add(releases, acquires);
+        if closes {
+            claims.close();
         }
-        self.acquire(steps).await;
+        claims.begin();
+        while let Some(step) = claims.next_step() {
+            match step {
+                ClaimStep::Release(requests) => self.release(requests).await,
+                ClaimStep::Single(requests) => self.acquire_single(requests).await,
+                ClaimStep::Several(request) => self.acquire_several(request).await,
+            }
+        }
         queue.add(renewals);
         let renewals = queue.next_part();
         if !renewals.is_empty() {

@@ -9,8 +9,6 @@ use crate::backend::postgres::blocked_requests::Parts;
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{PendingRequest, Releases, answer, fail_all};
-use crate::backend::sql::parts::by_distinct_keys;
-use crate::backend::sql::sender::CLAIMS;
 use crate::backend::sql::tables::{micros, reservation_time};
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
@@ -20,31 +18,28 @@ use crate::base::key::Key;
 type OwnedKey = (Vec<u8>, Vec<u8>);
 
 impl Batch<'_> {
-    /// Ends all leases: those without a wait queue together, by one statement.
+    /// Ends leases with different keys: those without a wait queue together, by one statement.
     pub(super) async fn release(&self, requests: Releases) {
-        for requests in by_distinct_keys(requests, CLAIMS, |(request, _)| &request.lease.keys) {
-            let mut freed = HashSet::new();
-            if let Err(error) = self.free(&requests, &mut freed).await {
-                fail_all(requests, &error);
-                continue;
-            }
-            let is_open = |(request, _): &PendingRequest<ReleaseRequest, _>| {
-                !request.lease.keys.iter().all(|key| freed.contains(&owned(key, request)))
-            };
-            let (open, ended): (Releases, Releases) = requests.into_iter().partition(is_open);
-            for (request, reply) in ended {
-                answer(reply, Ok(self.outcome_of(&request, &freed, &HashSet::new())));
-            }
-            // A request that has ended in part is not refused before it is sent.
-            let (begun, whole): (Releases, Releases) =
-                open.into_iter().partition(|(request, _)| {
-                    request.lease.keys.iter().any(|key| freed.contains(&owned(key, request)))
-                });
-            let mut parts = Parts::of(begun);
-            parts.add(self.without_locked(whole, keys_of).await);
-            while let Some(requests) = parts.next() {
-                self.hand_off(requests, &freed, &mut parts).await;
-            }
+        let mut freed = HashSet::new();
+        if let Err(error) = self.free(&requests, &mut freed).await {
+            fail_all(requests, &error);
+            return;
+        }
+        let is_open = |(request, _): &PendingRequest<ReleaseRequest, _>| {
+            !request.lease.keys.iter().all(|key| freed.contains(&owned(key, request)))
+        };
+        let (open, ended): (Releases, Releases) = requests.into_iter().partition(is_open);
+        for (request, reply) in ended {
+            answer(reply, Ok(self.outcome_of(&request, &freed, &HashSet::new())));
+        }
+        // A request that has ended in part is not refused before it is sent.
+        let (begun, whole): (Releases, Releases) = open.into_iter().partition(|(request, _)| {
+            request.lease.keys.iter().any(|key| freed.contains(&owned(key, request)))
+        });
+        let mut parts = Parts::of(begun);
+        parts.add(self.without_locked(whole, keys_of).await);
+        while let Some(requests) = parts.next() {
+            self.hand_off(requests, &freed, &mut parts).await;
         }
     }
 

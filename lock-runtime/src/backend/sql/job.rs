@@ -89,7 +89,7 @@ impl Jobs {
         for (at, pending) in acquires.into_iter().enumerate() {
             let is_undone = released.get(&pending.0.owner).is_some_and(|before| at < *before);
             if is_undone {
-                fail_all([pending], &no_answer().before_sending());
+                fail_all([pending], &undone_before_sending());
             } else {
                 sorted.acquires.push(pending);
             }
@@ -137,6 +137,12 @@ pub(crate) fn fail_all<R, T>(
 #[cold]
 pub(crate) fn closed() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "the connections to the database are closed")
+}
+
+/// The failure of an acquire whose owner was released before it was sent.
+#[cold]
+pub(crate) fn undone_before_sending() -> BackendError {
+    BackendError::new(FailureKind::NotApplied, "released before the request was sent")
 }
 
 /// The failure of a request to a server that the other connection of the pool has left.
@@ -189,8 +195,9 @@ mod tests {
     #[test]
     fn a_request_that_nothing_waits_for_is_left_out() {
         let [given_up, kept] = [(); 2].map(|()| Owner::random().unwrap());
-        let jobs = [acquire(given_up).0, release(given_up), acquire(kept).0];
-        let jobs = Jobs::of(jobs.into_iter());
-        assert_eq!((jobs.acquires.len(), jobs.releases.len()), (0, 1));
+        let (awaited, _answer) = acquire(kept);
+        let jobs = Jobs::of([acquire(given_up).0, release(given_up), awaited].into_iter());
+        let owners: Vec<Owner> = jobs.acquires.iter().map(|(request, _)| request.owner).collect();
+        assert_eq!((owners, jobs.releases.len()), (vec![kept], 1));
     }
 }

@@ -1,13 +1,12 @@
 //! What stores on a database have in common: a wait for a connection, requests in batches and their order, names of tables, TLS
 //! by URL.
 
-pub(crate) mod acquire_steps;
+pub(crate) mod claim_queue;
 pub(crate) mod encryption;
 pub(crate) mod inspected_rows;
 pub(crate) mod job;
 pub(crate) mod listed_keys;
 pub(crate) mod locked_rows;
-pub(crate) mod parts;
 pub(crate) mod pending_jobs;
 pub(crate) mod pin;
 pub(crate) mod renewal_queue;

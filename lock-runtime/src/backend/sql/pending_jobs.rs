@@ -3,28 +3,28 @@
 use std::time::Duration;
 
 use crate::backend::BackendError;
-use crate::backend::sql::acquire_steps::AcquireSteps;
+use crate::backend::sql::claim_queue::ClaimQueue;
 use crate::backend::sql::renewal_queue::RenewalQueue;
 use crate::base::clock::Clock;
 
 pub(crate) struct PendingJobs {
-    pub(crate) steps: AcquireSteps,
+    pub(crate) claims: ClaimQueue,
     pub(crate) renewals: RenewalQueue,
 }
 
 impl PendingJobs {
     pub(crate) fn new(clock: Clock, request_timeout: Duration) -> Self {
-        let steps = AcquireSteps::new(clock, request_timeout);
-        Self { steps, renewals: RenewalQueue::default() }
+        let claims = ClaimQueue::new(clock, request_timeout);
+        Self { claims, renewals: RenewalQueue::default() }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.steps.is_empty() && self.renewals.is_empty()
+        self.claims.is_empty() && self.renewals.is_empty()
     }
 
     /// Answers all with the error of the connection, which has not sent them.
     pub(crate) fn fail(&mut self, error: &BackendError) {
-        self.steps.fail(error);
+        self.claims.fail(error);
         self.renewals.fail(error);
     }
 }

@@ -13,14 +13,14 @@ pub(crate) const CLAIMS: usize = 1_024;
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Acquires and releases. A release is sent before all acquires that wait, and withdraws those of its owner.
+    /// Acquires and releases.
     Claims,
     /// Renewals, which must not wait behind acquires; notifications, reads and sweeps.
     Upkeep,
 }
 
 /// Sends jobs to the task of a connection. Dropping it ends the task immediately, and a statement that was sent may still run.
-/// [`close`](Self::close) ends the task after what is pending.
+/// [`close`](Self::close) ends the task after pending releases.
 pub(crate) struct JobSender {
     jobs: UnboundedSender<StoreJob>,
     task: AbortHandle,
@@ -46,7 +46,7 @@ impl JobSender {
         AwaitedAnswer(answer)
     }
 
-    /// Closes the connection after all requests that were sent before.
+    /// Closes the connection after all releases that were requested before. Acquires that were not sent fail.
     pub(crate) async fn close(&self) {
         let _ = self.jobs.send(StoreJob::Close);
         self.jobs.closed().await;
