@@ -5,6 +5,7 @@ use std::error::Error;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+/// Dropping it ends the process.
 pub(crate) struct StoppedProcess {
     child: Child,
     output: Lines<BufReader<ChildStdout>>,
@@ -25,13 +26,13 @@ impl StoppedProcess {
         Ok(first)
     }
 
-    /// Lets it continue after its first line, and waits for its end.
+    /// Lets it continue after its first line, and waits for its end. A failure of the process is an error.
     pub(crate) fn go_on(mut self) -> Result<(), Box<dyn Error>> {
         self.child.stdin.take().ok_or("the input of the child")?.write_all(b"go on\n")?;
         self.signal("CONT")?;
         self.show_line()?;
-        self.child.wait()?;
-        Ok(())
+        let status = self.child.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("the first process: {status}").into()) }
     }
 
     fn show_line(&mut self) -> Result<(), Box<dyn Error>> {
@@ -44,5 +45,13 @@ impl StoppedProcess {
             .args([&format!("-{name}"), &self.child.id().to_string()])
             .status()?;
         if sent.success() { Ok(()) } else { Err(format!("kill -{name} failed").into()) }
+    }
+}
+
+impl Drop for StoppedProcess {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
