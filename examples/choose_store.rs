@@ -2,7 +2,8 @@
 //! at the same time. Then a line says what the store provides.
 //!
 //! ```text
-//! cargo run --example choose_store                                  # in this process
+//! cargo add lock-runtime --features etcd,mysql,postgres,zookeeper     # in another program: those that it uses
+//! cargo run --example choose_store                                    # in this process
 //! cargo run --example choose_store -- redis://127.0.0.1:6379 'postgres://user:password@127.0.0.1/database?create=on'
 //! cargo run --example choose_store -- 'mysql://user:password@127.0.0.1/database?create=on' redlock://host1,host2,host3
 //! cargo run --example choose_store -- etcd://127.0.0.1:2379/locks zookeeper://127.0.0.1:2181/locks
@@ -95,24 +96,26 @@ async fn main() -> Result<(), Failure> {
 async fn try_store(url: &str) -> Result<(), Failure> {
     let store = url.split_once("://").map_or(url, |(scheme, _)| scheme);
     let folder = env::temp_dir().join(format!("choose_store-{}-{store}", std::process::id()));
-    fs::create_dir(&folder)?;
-    let tried = compare(url, store, &folder).await;
-    fs::remove_dir_all(&folder)?;
+    let orders = Orders { locks: LockPool::connect(url).await?, folder };
+    fs::create_dir(&orders.folder)?;
+    let tried = settle_in_all_processes(&orders, url, store).await;
+    orders.locks.shutdown(Duration::from_secs(1)).await;
+    fs::remove_dir_all(&orders.folder)?;
     tried
 }
 
-async fn compare(url: &str, store: &str, folder: &Path) -> Result<(), Failure> {
-    let orders = Orders { locks: LockPool::connect(url).await?, folder: folder.to_owned() };
+async fn settle_in_all_processes(orders: &Orders, url: &str, store: &str) -> Result<(), Failure> {
     // The locks of `memory://` exist only in this process.
     let processes = if store == "memory" { 1 } else { 2 };
-    let second = (processes > 1).then(|| start_second_process(url, folder)).transpose()?;
-    orders.settle_often().await?;
+    let second = (processes > 1).then(|| start_second_process(url, &orders.folder)).transpose()?;
+    let settled = orders.settle_often().await;
     if let Some(second) = second {
         let ended = second.wait_with_output().await?;
         if !ended.status.success() {
             return Err(String::from_utf8_lossy(&ended.stderr).into());
         }
     }
+    settled?;
     let calls = processes * TASKS * CALLS;
     let them = if processes == 1 { "1 process" } else { "2 processes" };
     println!("{store}: {calls} calls in {them}, one at a time, and fences have grown");
@@ -128,7 +131,6 @@ async fn compare(url: &str, store: &str, folder: &Path) -> Result<(), Failure> {
     for warning in health.warnings {
         println!("  warning: {warning}");
     }
-    orders.locks.shutdown(Duration::from_secs(1)).await;
     Ok(())
 }
 

@@ -1,8 +1,11 @@
 //! A payment provider delivers each event at least once: again after a time-out, and to several instances at the same time. The
 //! lock of an event keeps its deliveries apart, and a table of results answers the later ones.
 //!
+//! If the payment is a row of one database, a unique event id in its transaction is enough. The lock adds that a second
+//! delivery does not even begin: no call to another system is made twice at the same time.
+//!
 //! ```text
-//! cargo run --example idempotent_webhook [-- redis://127.0.0.1:6379]
+//! cargo run --example idempotent_webhook [-- redis://127.0.0.1:6379]     # the locks in Redis, the ledger in this process
 //! ```
 
 use std::collections::HashMap;
@@ -14,6 +17,8 @@ use tokio::task::JoinSet;
 
 const EVENTS: u64 = 50;
 const DELIVERIES: u64 = 4;
+/// After as many answers other than `Done`, the provider gives up.
+const ATTEMPTS: usize = 1_000;
 
 /// The response to a delivery. The provider delivers again unless it is `Done`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +27,10 @@ enum Response {
     Done(u64),
     /// Status 409: another delivery of the event is being processed.
     InProgress,
-    /// Status 500.
+    /// Status 500: the payment has failed, or the lock was lost meanwhile.
     Failed,
+    /// Status 503: there is no lock, so nothing was processed.
+    Unavailable,
 }
 
 /// In place of tables in a database.
@@ -41,7 +48,10 @@ impl Ledger {
             Ok(Some(balance)) => Response::Done(balance),
             Ok(None) => Response::Failed,
             Err(error) if error.is_conflict() => Response::InProgress,
-            Err(_) => Response::Failed,
+            Err(error) => {
+                eprintln!("event {event}: {error}");
+                if error.body_started() { Response::Failed } else { Response::Unavailable }
+            }
         }
     }
 
@@ -65,24 +75,28 @@ impl Ledger {
 }
 
 /// Delivers `event` until it is done, as a provider does.
-async fn provider(ledger: Ledger, event: u64) -> (u64, u64, usize) {
-    let mut attempts = 0;
-    loop {
-        attempts += 1;
+async fn provider(ledger: Ledger, event: u64) -> Result<(u64, u64, usize), String> {
+    for attempt in 1..=ATTEMPTS {
         match ledger.deliver(event).await {
-            Response::Done(balance) => return (event, balance, attempts),
-            Response::InProgress | Response::Failed => {
+            Response::Done(balance) => return Ok((event, balance, attempt)),
+            Response::InProgress | Response::Failed | Response::Unavailable => {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
     }
+    Err(format!("event {event} is not processed after {ATTEMPTS} deliveries"))
 }
 
 #[tokio::main]
-async fn main() -> Result<(), LockError> {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "memory://".to_owned());
     lock_runtime::init(&url).await?;
+    let outcome = deliver_all().await;
+    lock_runtime::shutdown(Duration::from_secs(1)).await;
+    outcome
+}
 
+async fn deliver_all() -> Result<(), Box<dyn std::error::Error>> {
     let ledger = Ledger::default();
     let mut deliveries = JoinSet::new();
     for event in 0..EVENTS {
@@ -91,14 +105,13 @@ async fn main() -> Result<(), LockError> {
         }
     }
     let mut attempts = 0;
-    for (event, balance, tried) in deliveries.join_all().await {
+    for delivered in deliveries.join_all().await {
+        let (event, balance, tried) = delivered?;
         attempts += tried;
         assert_eq!(ledger.results.lock().unwrap()[&event], balance, "each delivery has one answer");
     }
     let balance = *ledger.balance.lock().unwrap();
     println!("{attempts} deliveries of {EVENTS} events: {balance} payments");
     assert_eq!(balance, EVENTS);
-
-    lock_runtime::shutdown(Duration::from_secs(1)).await;
     Ok(())
 }

@@ -1,8 +1,11 @@
 //! The callback of a payment provider and a cancellation arrive at the same time. Each reads the order, decides, and
 //! writes it back. Without a lock both may read the old state, and an order ends up cancelled and paid.
 //!
+//! If the state is in one database, `UPDATE orders SET state = 'paid' WHERE id = 42 AND state = 'open'` is enough. A lock is for
+//! decisions with further steps in other systems, such as a refund by the provider.
+//!
 //! ```text
-//! cargo run --example order_state [-- redis://127.0.0.1:6379]
+//! cargo run --example order_state [-- redis://127.0.0.1:6379]      # the locks in Redis, the orders in this process
 //! ```
 
 use std::sync::{Arc, Mutex};
@@ -82,7 +85,12 @@ const ORDERS: usize = 200;
 async fn main() -> Result<(), OrderError> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "memory://".to_owned());
     lock_runtime::init(&url).await?;
+    let outcome = race().await;
+    lock_runtime::shutdown(Duration::from_secs(1)).await;
+    outcome
+}
 
+async fn race() -> Result<(), OrderError> {
     let unlocked =
         Orders { rows: Arc::new(Mutex::new(vec![State::Open; ORDERS])), ..Orders::default() };
     for id in 0..ORDERS {
@@ -109,7 +117,5 @@ async fn main() -> Result<(), OrderError> {
         orders.spoiled()
     );
     assert_eq!((orders.spoiled(), late), (0, ORDERS));
-
-    lock_runtime::shutdown(Duration::from_secs(1)).await;
     Ok(())
 }

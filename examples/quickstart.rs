@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --example quickstart                            # no server needed
-//! cargo run --example quickstart -- redis://127.0.0.1:6379  # between processes
+//! cargo run --example quickstart -- redis://127.0.0.1:6379  # between processes: in two terminals at once
 //! ```
 
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use lock_runtime::{LockError, distributed_lock};
 #[distributed_lock(key = "order:<id>", ttl = "5s", wait = "10s")]
 async fn settle(id: u64, customer: &str, began: Instant) -> Result<(), LockError> {
     println!("{:>6.1?}  {customer} is in  order {id}", began.elapsed());
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
     println!("{:>6.1?}  {customer} is out of order {id}", began.elapsed());
     Ok(())
 }
@@ -30,10 +30,9 @@ async fn main() -> Result<(), LockError> {
         calls.spawn(settle(id, customer, began));
     }
     // Calls for the same order run one after another; calls for different orders run at the same time.
-    for outcome in calls.join_all().await {
-        outcome?;
-    }
+    let outcomes = calls.join_all().await;
 
+    // Before an error is returned: a process that ends without it leaves its locks to their ttl.
     lock_runtime::shutdown(Duration::from_secs(1)).await;
-    Ok(())
+    outcomes.into_iter().collect()
 }
