@@ -1,6 +1,7 @@
-//! Like `axum_orders`, with actix-web: annotated handlers, and a resource behind a lock.
+//! Like `axum_orders`, with actix-web: annotated handlers, and a route behind a lock.
 //!
 //! ```text
+//! cargo add lock-runtime --features actix     # in another program
 //! cargo run --example actix_orders -- redis://127.0.0.1:6379 8081 /tmp/ledger
 //! cargo run --example actix_orders -- redis://127.0.0.1:6379 8082 /tmp/ledger
 //! curl -X POST localhost:8081/orders/42/settle
@@ -20,6 +21,7 @@ use ledger::Ledger;
 use lock_runtime::web::LockMiddleware;
 use lock_runtime::{Fence, LockError, LockPool, OnOutage, distributed_lock};
 use serde::{Deserialize, Serialize};
+use tracing_subscriber::filter::LevelFilter;
 
 #[derive(Debug, Deserialize, Serialize)]
 struct Order {
@@ -53,7 +55,7 @@ impl ResponseError for OrderError {
 
     fn error_response(&self) -> HttpResponse {
         match self {
-            // 409, 429 or 503 with `Retry-After`; see `lock_runtime::Problem`.
+            // 409, 429 or 503 with `Retry-After`, or 500 once the body has begun: see `lock_runtime::Problem`.
             Self::Lock(error) => error.error_response(),
             Self::Settled(_) => HttpResponse::build(self.status_code()).body(self.to_string()),
             Self::Ledger(_) => HttpResponse::InternalServerError().finish(),
@@ -71,7 +73,8 @@ async fn settle(
     if ledger.has(id, "settled")? {
         return Err(OrderError::Settled(id));
     }
-    // The call to the payment provider takes time. Without the lock, a second request would get here too.
+    // The call to the payment provider takes time. Without the lock, a second request would get here too. The handler may be
+    // cancelled between the call and its record. The order's id is the call's idempotency key: a second call charges nothing.
     actix_web::rt::time::sleep(Duration::from_millis(20)).await;
     ledger.append(id, "settled")?;
     Ok(web::Json(Receipt { order: id }))
@@ -89,7 +92,7 @@ async fn amend(
     Ok(HttpResponse::NoContent().finish())
 }
 
-/// A handler without an attribute: its resource is locked.
+/// A handler without an attribute: its route is locked.
 async fn note(
     ledger: web::Data<Ledger>,
     id: web::Path<u64>,
@@ -102,6 +105,8 @@ async fn note(
 
 #[actix_web::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Standard error gets the warnings: lost locks, a store that is down.
+    tracing_subscriber::fmt().with_max_level(LevelFilter::WARN).with_writer(io::stderr).init();
     let mut args = std::env::args().skip(1);
     let url = args.next().unwrap_or_else(|| "memory://".to_owned());
     let port: u16 = args.next().map_or(Ok(8080), |port| port.parse())?;
@@ -113,10 +118,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // The text is read under the lock: a client that stalls holds it for at most ten seconds.
         let lock = LockMiddleware::for_path("order:<id>").parameter::<u64>("id");
         let lock = lock.ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(10));
-        let notes = web::resource("/orders/{id}/note").wrap(lock).route(web::post().to(note));
+        let note = web::post().to(note).wrap(lock);
         App::new()
             .app_data(ledger.clone())
-            .service(notes)
+            .service(web::resource("/orders/{id}/note").route(note))
             .route("/orders/{id}/settle", web::post().to(settle))
             .route("/orders", web::put().to(amend))
     });
@@ -127,5 +132,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // SIGTERM or Ctrl-C stops the server first: its requests have two seconds to finish. Then all locks are released.
     let served = lock_runtime::web::serve_actix(Duration::from_secs(2), server.run()).await?;
     println!("shut down: {:?}", served.locks);
+    served.output.transpose()?;
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! A web service with annotated handlers, and a route behind a lock. Start several instances on one Redis: an order is
-//! settled once, whichever instance receives the request.
+//! settled by one request at a time, whichever instance receives it, and later requests find it settled.
 //!
 //! ```text
+//! cargo add lock-runtime --features axum     # in another program
 //! cargo run --example axum_orders -- redis://127.0.0.1:6379 8081 /tmp/ledger
 //! cargo run --example axum_orders -- redis://127.0.0.1:6379 8082 /tmp/ledger
 //! curl -X POST localhost:8081/orders/42/settle
@@ -24,6 +25,7 @@ use ledger::Ledger;
 use lock_runtime::web::LockLayer;
 use lock_runtime::{Fence, LockError, LockPool, OnOutage, distributed_lock};
 use serde::{Deserialize, Serialize};
+use tracing_subscriber::filter::LevelFilter;
 
 #[derive(Debug, Deserialize, Serialize)]
 struct Order {
@@ -50,7 +52,7 @@ impl IntoResponse for OrderError {
     fn into_response(self) -> Response {
         match self {
             Self::Settled(_) => (StatusCode::GONE, self.to_string()).into_response(),
-            // 409, 429 or 503 with `Retry-After`; see `lock_runtime::Problem`.
+            // 409, 429 or 503 with `Retry-After`, or 500 once the body has begun: see `lock_runtime::Problem`.
             Self::Lock(error) => error.into_response(),
             Self::Ledger(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         }
@@ -65,7 +67,8 @@ async fn settle(
     if ledger.has(id, "settled")? {
         return Err(OrderError::Settled(id));
     }
-    // The call to the payment provider takes time. Without the lock, a second request would get here too.
+    // The call to the payment provider takes time. Without the lock, a second request would get here too. The handler may be
+    // cancelled between the call and its record. The order's id is the call's idempotency key: a second call charges nothing.
     tokio::time::sleep(Duration::from_millis(20)).await;
     ledger.append(id, "settled")?;
     Ok(Json(Receipt { order: id }))
@@ -96,6 +99,8 @@ async fn note(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Standard error gets the warnings: lost locks, a store that is down.
+    tracing_subscriber::fmt().with_max_level(LevelFilter::WARN).with_writer(io::stderr).init();
     let mut args = std::env::args().skip(1);
     let url = args.next().unwrap_or_else(|| "memory://".to_owned());
     let port: u16 = args.next().map_or(Ok(8080), |port| port.parse())?;
@@ -119,5 +124,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     })
     .await?;
     println!("shut down: {:?}", served.locks);
+    served.output.transpose()?;
     Ok(())
 }

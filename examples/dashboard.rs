@@ -2,6 +2,7 @@
 //! locks, and look up any key.
 //!
 //! ```text
+//! cargo add lock-runtime --features axum,metrics                    # in another program
 //! cargo run --example dashboard                                   # then open http://127.0.0.1:8080/locks
 //! cargo run --example dashboard -- redis://127.0.0.1:6379 8081
 //! ```
@@ -15,6 +16,7 @@
 //! promtool test rules examples/dashboard/alerts_test.yml
 //! ```
 
+use std::io;
 use std::time::Duration;
 
 use axum::Router;
@@ -25,6 +27,7 @@ use lock_runtime::{ErrorKind, LockError, distributed_lock};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Upper bounds in seconds, for round trips, waits and holds. Without any, each instance exports quantiles of its own, which
 /// cannot be combined.
@@ -71,6 +74,8 @@ async fn keep_up(metrics: PrometheusHandle) {
 #[tokio::main]
 #[allow(clippy::disallowed_methods)]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Standard error gets the warnings: lost locks, a store that is down.
+    tracing_subscriber::fmt().with_max_level(LevelFilter::WARN).with_writer(io::stderr).init();
     let mut args = std::env::args().skip(1);
     let url = args.next().unwrap_or_else(|| "memory://".to_owned());
     let port: u16 = args.next().map_or(Ok(8080), |port| port.parse())?;
@@ -104,5 +109,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     })
     .await?;
     println!("{:?}", served.locks);
+    served.output.transpose()?;
     Ok(())
 }

@@ -123,7 +123,10 @@ async fn every_order_is_settled_once(example: &'static str, cancels: bool) {
         assert!(status.success(), "{status}: {:#?}", worker.stderr());
         let report = worker.stdout().pop().unwrap();
         assert!(report.starts_with("shut down: ") && report.contains("abandoned: 0"), "{report}");
-        assert_eq!(worker.stderr(), [""; 0]);
+        // Nothing but warnings of the pool, such as one of a server that keeps nothing on disk.
+        let mut errors = worker.stderr();
+        errors.retain(|line| !line.contains(" WARN lock_runtime: "));
+        assert_eq!(errors, [""; 0]);
     }
     for address in &addresses {
         TcpStream::connect(address).await.expect_err("no connection is accepted");

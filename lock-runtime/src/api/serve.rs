@@ -113,6 +113,7 @@ pub struct Served<T> {
 /// })
 /// .await?;
 /// println!("{:?}", served.locks);
+/// served.output.transpose()?; // an error of the server
 /// # Ok(())
 /// # }
 /// ```

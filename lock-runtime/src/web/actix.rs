@@ -1,4 +1,4 @@
-//! actix-web: an error as a response, a middleware that locks a resource, and the order of a shutdown.
+//! actix-web: an error as a response, a middleware that locks a route, and the order of a shutdown.
 
 use std::fmt::{self, Display};
 use std::future::{Future, Ready, ready};
@@ -66,11 +66,12 @@ fn status(problem: &Problem) -> StatusCode {
     StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// An actix-web middleware: the resource behind it serves a request only while the lock of that request is held. The response
+/// An actix-web middleware: the route behind it serves a request only while the lock of that request is held. The response
 /// for a lock that is not acquired, or lost, is that of its [`Problem`].
 ///
-/// With [`for_path`](Self::for_path) it goes on a resource, where the path parameters are known. A handler finds the [`Fence`](crate::Fence) of its request with
-/// `web::ReqData<Fence>`. The body of a request is read under the lock, and actix-web runs a handler to its end when the
+/// With [`for_path`](Self::for_path) it goes on a route, or on a resource, where the path parameters are known. Around a
+/// resource it also locks requests of other methods, such as the `OPTIONS` of a browser. A handler finds the
+/// [`Fence`](crate::Fence) of its request with `web::ReqData<Fence>`. The body of a request is read under the lock, and actix-web runs a handler to its end when the
 /// client disconnects: `max_hold` bounds both.
 ///
 /// ```
@@ -85,7 +86,7 @@ fn status(problem: &Problem) -> StatusCode {
 /// }
 ///
 /// let lock = LockMiddleware::for_path("order:<id>").ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(30));
-/// let settle = web::resource("/orders/{id}/settle").wrap(lock).route(web::post().to(settle));
+/// let settle = web::resource("/orders/{id}/settle").route(web::post().to(settle).wrap(lock));
 /// # drop(settle);
 /// ```
 #[derive(Clone, Debug)]
@@ -342,6 +343,7 @@ fn rendered(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, Lo
 ///     let server = HttpServer::new(App::new).bind(("0.0.0.0", 8080))?.disable_signals().run();
 ///     let served = lock_runtime::web::serve_actix(Duration::from_secs(10), server).await?;
 ///     println!("{:?}", served.locks);
+///     served.output.transpose()?; // an error of the server
 ///     Ok(())
 /// }
 /// ```
