@@ -1,7 +1,8 @@
-//! One of three processes leads at a time. A member of etcd may be killed meanwhile: the leader stays, or it stops before the
-//! next one begins. One of the leaders is killed as well, and its successor begins at the end of its lease.
+//! One of three processes leads at a time. The program kills one of the leaders, and the next one begins at the end of its
+//! lease. Kill a member of etcd meanwhile, by hand: the leader stays, or it stops before the next one begins.
 //!
 //! ```text
+//! cargo add lock-runtime --features etcd     # in another program
 //! cargo run --example etcd_leader -- etcd://127.0.0.1:2379,127.0.0.1:22379,127.0.0.1:32379/locks    # or by LOCK_URL
 //! ```
 
@@ -125,15 +126,18 @@ async fn three_candidates(url: &str) -> Result<(), Failure> {
             println!("candidate {leader} is killed");
         }
     }
-    for candidate in &mut candidates {
+    let (last, at) = killed.ok_or("no leader was killed")?;
+    for (number, candidate) in candidates.iter_mut().enumerate() {
         drop(candidate.stdin.take());
-        candidate.wait().await?;
+        let status = candidate.wait().await?;
+        if !status.success() && number != terms[last].leader {
+            return Err(format!("candidate {number}: {status}").into());
+        }
     }
     while let Some((leader, line)) = said.recv().await {
         record(&mut terms, leader, &line)?;
     }
 
-    let (last, at) = killed.ok_or("no leader was killed")?;
     terms[last].ended.get_or_insert(at);
     let (last, next) = (&terms[last], &terms[last + 1]);
     let vacant = Duration::from_nanos(u64::try_from(next.began.saturating_sub(at))?);

@@ -1,6 +1,6 @@
 //! A lock that is held by a majority of five independent Redis servers. One freezes, without effect. Another loses
-//! its data, and the next renewal restores the lock there. A third dies, and a majority remains. With two more gone
-//! there is no majority, and the error says so.
+//! its data, and the lock is still held. Then servers stop. Without two of them there is a majority; without three there is
+//! none, and the error says so.
 //!
 //! ```text
 //! cargo run --example redlock_five_nodes      # starts its own servers; needs `redis-server`
@@ -9,6 +9,7 @@
 // The example measures time.
 #![allow(clippy::disallowed_methods)]
 
+use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -28,23 +29,42 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let hosts: Vec<_> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
     let pool = LockPool::connect(&format!("redlock://{}", hosts.join(","))).await?;
+    let outcome = fail_one_by_one(&pool, &mut nodes).await;
+    pool.shutdown(Duration::from_secs(1)).await;
+    outcome
+}
 
-    let before = settle_often(&pool, "five nodes are up").await?;
+async fn fail_one_by_one(
+    pool: &LockPool,
+    nodes: &mut [Node],
+) -> Result<(), Box<dyn std::error::Error>> {
+    let before = settle_often(pool, "five nodes are up").await?;
     nodes[0].signal("STOP")?;
-    let after = settle_often(&pool, "one is frozen").await?;
-    println!("and fences keep growing: {}", if after > before { "yes" } else { "no" });
+    let after = settle_often(pool, "one is frozen").await?;
+    assert!(after > before, "fence {after} comes after {before}");
+    println!("and fences keep growing");
     nodes[0].signal("CONT")?;
 
     let guard = pool.lock("order:7").ttl(Duration::from_secs(2)).acquire().await?;
     nodes[1].restart()?;
-    println!("a node came back empty, and the lock is held: {}", guard.verify().await.is_ok());
+    guard.verify().await?;
+    println!("a node came back empty, and the lock is held");
     guard.release().await?;
 
-    for (gone, node) in nodes.iter_mut().take(3).enumerate() {
-        node.stop();
-        println!("{} of five gone: {}", gone + 1, outcome(settle(&pool, 1).await));
+    for gone in 1..=2 {
+        nodes[gone - 1].stop();
+        settle(pool, 1).await?;
+        println!("{gone} of five gone: settled");
     }
-    Ok(())
+    nodes[2].stop();
+    match settle(pool, 1).await {
+        Ok(_) => Err("two of five servers have granted a lock".into()),
+        Err(error) if error.is_backend() => {
+            println!("3 of five gone: not settled: {error}");
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Returns the last fence.
@@ -61,13 +81,6 @@ async fn settle_often(pool: &LockPool, when: &str) -> Result<u64, LockError> {
     Ok(fence)
 }
 
-fn outcome(settled: Result<u64, LockError>) -> String {
-    match settled {
-        Ok(_) => "settled".to_owned(),
-        Err(error) => format!("not settled: {error}"),
-    }
-}
-
 /// A server without persistence. Dropping the value stops it.
 struct Node {
     port: u16,
@@ -75,15 +88,15 @@ struct Node {
 }
 
 impl Node {
-    fn start() -> std::io::Result<Self> {
+    fn start() -> io::Result<Self> {
         // A free port; a real deployment has its ports in a configuration.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let node = Self { port, process: Self::spawn(port)? };
-        node.wait_until_it_answers();
+        node.wait_until_it_answers()?;
         Ok(node)
     }
 
-    fn spawn(port: u16) -> std::io::Result<Child> {
+    fn spawn(port: u16) -> io::Result<Child> {
         Command::new("redis-server")
             .args(["--port", &port.to_string(), "--save", "", "--appendonly", "no"])
             .args(["--bind", "127.0.0.1"])
@@ -91,17 +104,21 @@ impl Node {
             .spawn()
     }
 
-    fn wait_until_it_answers(&self) {
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+    fn wait_until_it_answers(&self) -> io::Result<()> {
+        let began = Instant::now();
+        while let Err(error) = TcpStream::connect(("127.0.0.1", self.port)) {
+            if began.elapsed() > Duration::from_secs(10) {
+                return Err(error);
+            }
             std::thread::yield_now();
         }
+        Ok(())
     }
 
-    fn restart(&mut self) -> std::io::Result<()> {
+    fn restart(&mut self) -> io::Result<()> {
         self.stop();
         self.process = Self::spawn(self.port)?;
-        self.wait_until_it_answers();
-        Ok(())
+        self.wait_until_it_answers()
     }
 
     fn stop(&mut self) {
@@ -109,9 +126,14 @@ impl Node {
         let _ = self.process.wait();
     }
 
-    fn signal(&self, signal: &str) -> std::io::Result<()> {
+    fn signal(&self, signal: &str) -> io::Result<()> {
         let pid = self.process.id().to_string();
-        Command::new("kill").args([&format!("-{signal}"), &pid]).status().map(drop)
+        let sent = Command::new("kill").args([&format!("-{signal}"), &pid]).status()?;
+        if sent.success() {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("kill -{signal}: {sent}")))
+        }
     }
 }
 
