@@ -1,9 +1,9 @@
 //! Load for instances of `axum_orders` and `actix_orders`: 10,000 requests to settle 100 new orders, from 32 concurrent clients.
-//! It counts the answers, and fails if an order was settled twice or not at all.
+//! It counts the answers, and fails if an order was settled twice or not at all, or if an answer is unexpected.
 //!
 //! ```text
-//! cargo run --example axum_orders -- redis://127.0.0.1:6379 8081 &
-//! cargo run --example actix_orders -- redis://127.0.0.1:6379 8082 &
+//! cargo run --example axum_orders -- redis://127.0.0.1:6379 8081           # a terminal each; wait for `listening on`
+//! cargo run --example actix_orders -- redis://127.0.0.1:6379 8082
 //! cargo run --example orders_load -- localhost:8081 localhost:8082
 //! cargo run --example orders_load -- 2000 localhost:8081 localhost:8082    # fewer requests
 //! ```
@@ -20,9 +20,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 const ORDERS: u64 = 100;
 const CLIENTS: usize = 32;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,6 +33,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let requests = counts.first().map_or(Ok(10_000), |count| count.parse())?;
     if addresses.is_empty() {
         return Err("name the instances: localhost:8081 localhost:8082".into());
+    }
+    if requests == 0 {
+        return Err("0 requests test nothing".into());
     }
 
     // Each run has orders of its own.
@@ -81,6 +86,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     println!("{requests} requests in {took:.1?}");
+    let mut unexpected = 0;
     for (status, count) in answers {
         let meaning = match status {
             200 => "settled",
@@ -88,17 +94,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             410 => "settled before",
             429 => "too many requests waited for the order",
             503 => "the store did not answer",
-            _ => "not expected",
+            _ => {
+                unexpected += count;
+                "not expected"
+            }
         };
         println!("  {status} {count:>6}  {meaning}");
     }
     let wrong: Vec<_> = settled.iter().filter(|(_, times)| **times != 1).collect();
-    if wrong.is_empty() {
-        println!("each of {} orders was settled once", settled.len());
-        Ok(())
-    } else {
-        Err(format!("orders that were not settled once, and how often: {wrong:?}").into())
+    if !wrong.is_empty() {
+        return Err(format!("orders that were not settled once, and how often: {wrong:?}").into());
     }
+    println!("each of {} orders was settled once", settled.len());
+    if unexpected > 0 { Err(format!("{unexpected} unexpected answers").into()) } else { Ok(()) }
 }
 
 /// A connection that is kept alive.
@@ -111,8 +119,12 @@ impl Client {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// The status of the answer.
+    /// The status of the answer. An error after `REQUEST_TIMEOUT`.
     async fn settle(&mut self, order: u64) -> io::Result<u16> {
+        timeout(REQUEST_TIMEOUT, self.exchange(order)).await?
+    }
+
+    async fn exchange(&mut self, order: u64) -> io::Result<u16> {
         let request = format!(
             "POST /orders/{order}/settle HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
         );
