@@ -26,7 +26,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
-unset LOCK_URL # the examples then run on memory://
+unset LOCK_URL # the doctest that reads it then runs on memory://
 # A test that nests locks in opposite orders fails.
 export LOCK_ORDER=panic
 

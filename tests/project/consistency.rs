@@ -273,6 +273,13 @@ fn the_documented_tables_are_those_of_the_store() {
 #[test]
 fn every_example_is_shown() {
     let (readme, manifest) = (read("README.md"), read("examples/Cargo.toml"));
+    let tests = [
+        "engines/etcd/examples",
+        "engines/postgres/examples",
+        "observability/prometheus",
+        "project/examples",
+    ];
+    let tests = tests.map(|file| read(&format!("tests/{file}.rs"))).concat();
     let mut count = 0;
     for entry in fs::read_dir(root().join("examples")).unwrap() {
         let path = entry.unwrap().path();
@@ -286,6 +293,7 @@ fn every_example_is_shown() {
                 manifest.contains(&format!("name = \"{name}\"")),
                 "{name} is not in the manifest"
             );
+            assert!(tests.contains(&format!("\"{name}\"")), "{name} is started by no test");
             count += 1;
         }
     }
