@@ -228,8 +228,8 @@ program() {
     shift
     for test in "$@"; do skip+=(--skip "${test}"); done
     local at_once="${threads}"
-    # Its servers compute more than they wait.
-    [[ "${name}" != engines ]] || at_once="$(((threads + 1) / 2))"
+    # Its servers compute too: with more tests at once, each takes longer.
+    [[ "${name}" != engines ]] || at_once="$(((threads * 3 + 3) / 4))"
     tests "testing ${name}" cargo test "${all[@]}" --quiet --test "${name}" -- "${left_out[@]}" \
         --test-threads "${at_once}" "${skip[@]}"
 }
@@ -264,8 +264,7 @@ tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins -- --
 # The models compute, and engines waits for its servers.
 together models "program engines ${busy_engines}"
 together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
-program topologies
-program quorum load::
+together "program topologies" "program quorum load::"
 together "a_few project" doctests "program api ${busy_api}"
 together "a_few quorum load::" "a_few waiting ${busy_waiting}" the_other_few
 if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then

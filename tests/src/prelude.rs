@@ -106,6 +106,31 @@ pub async fn alternate(pools: [LockPool; 2], key: &'static str, each: usize) -> 
     turns.windows(2).filter(|pair| pair[0] != pair[1]).count()
 }
 
+/// Hands `key` from one pool to the other `count` times, each time to a waiter that is in the queue of the store. Returns how long
+/// it takes from a release to the next grant: the median.
+///
+/// # Panics
+///
+/// When an acquire or a release fails, or none comes within [`DEADLINE`].
+pub async fn hand_off_time(pools: [LockPool; 2], key: &str, count: usize) -> Duration {
+    let mut guard = pools[0].lock(key).acquire().await.unwrap();
+    let mut times = Vec::new();
+    for n in 1..=count {
+        let waiter = acquire_in_task(&pools[n % 2], key);
+        eventually_async(DEADLINE, "the waiter is queued", async || {
+            pools[0].inspect(key).await.unwrap().waiting == Some(1)
+        })
+        .await;
+        let released = release(guard).await;
+        let granted;
+        (granted, guard) = joined("the next grant", waiter).await;
+        times.push(granted.saturating_duration_since(released));
+    }
+    guard.release().await.unwrap();
+    times.sort_unstable();
+    times[count / 2]
+}
+
 /// Releases `guard`, and returns the time before.
 pub async fn release(guard: LockGuard) -> Instant {
     let now = Instant::now();
