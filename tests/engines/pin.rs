@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lock_runtime::testing::{Fault, FaultyBackend, Operation, conformance, open_backend};
+use lock_runtime::testing::{
+    Fault, FaultPlan, FaultyBackend, Operation, conformance, open_backend,
+};
 use lock_runtime::{ErrorKind, Fence, LockGuard, LockPool, Wait};
 use lock_tests::prelude::*;
 use lock_tests::{SqlServer, SqlSession, eventually_async};
@@ -68,9 +70,9 @@ const KEY: &str = "order:1";
 
 /// The key is pinned for the first statement of a request, and free for the second one, which grants it.
 async fn a_grant_between_two_statements_raises_the_row(bench: Bench) {
-    let url = format!("{}&pin=on", bench.server.url());
     // A row may be locked for a quarter of it.
-    let slow = LockPool::builder(url).request_timeout(ms(60_000)).wait(ms(60_000));
+    let slow =
+        LockPool::builder(url_of(&bench.server)).request_timeout(ms(60_000)).wait(ms(60_000));
     let slow = slow.connect().await.unwrap();
     let guard = bench.pool.lock(KEY).acquire().await.unwrap();
     let mut pinned = bench.pinned(&guard).await;
@@ -80,13 +82,14 @@ async fn a_grant_between_two_statements_raises_the_row(bench: Bench) {
     locked.run("SELECT 1 FROM lock_lease FOR UPDATE").await;
     let waiting = acquire_in_task(&slow, KEY);
     let mut session = bench.server.session().await;
-    for _ in 0..3_000 {
-        let blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
-        if !session.rows(blocked).await.is_empty() {
-            break;
-        }
-        tokio::time::sleep(ms(10)).await;
-    }
+    // The first one inserts, and waits for no row.
+    let blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+        AND application_name = 'lock_runtime' AND query LIKE '%lock_lease%FOR UPDATE%'
+        AND query NOT LIKE '%INSERT INTO%'";
+    eventually_async(DEADLINE, "the second statement waits for the row", async || {
+        !session.rows(blocked).await.is_empty()
+    })
+    .await;
     pinned.run("COMMIT").await;
     locked.run("COMMIT").await;
     let next = joined("the next holder", waiting).await.1;
@@ -98,19 +101,53 @@ struct Bench {
     server: SqlServer,
     pool: LockPool,
     other: LockPool,
+    /// What counts the requests of each pool.
+    counts: [FaultPlan; 2],
 }
 
 impl Bench {
     async fn new(server: SqlServer) -> Self {
-        let (pool, other) = (pool_on(&server).await, pool_on(&server).await);
+        let [(pool, counts), (other, others)] =
+            [counted_pool_on(&server).await, counted_pool_on(&server).await];
         let mut session = server.session().await;
         session.run("CREATE TABLE written (resource varchar(64), fence bigint)").await;
-        Self { server, pool, other }
+        Self { server, pool, other, counts: [counts, others] }
     }
 
     /// A lease that is not renewed.
     async fn short(&self) -> LockGuard {
         self.pool.lock(KEY).ttl(ms(3_000)).renew(false).acquire().await.unwrap()
+    }
+
+    /// Waits until the lease is over at the store too.
+    async fn until_expired(&self, guard: &LockGuard) {
+        within(DEADLINE, "the loss", guard.lost()).await;
+        for key in guard.keys() {
+            eventually_async(DEADLINE, "the lease is over at the store", async || {
+                let Ok(found) = self.pool.inspect(key.clone()).await else { return false };
+                found.holder.is_none_or(|holder| holder.fence != guard.fence())
+            })
+            .await;
+        }
+    }
+
+    /// Waits until a waiter is in the queue of the store, or in that of the holder's process.
+    async fn until_queued(&self) {
+        eventually_async(DEADLINE, "the waiter is queued", async || {
+            let held = self.pool.snapshot().held;
+            held.iter().any(|held| held.waiting == 1)
+                || self.pool.inspect(KEY).await.is_ok_and(|found| found.waiting == Some(1))
+        })
+        .await;
+    }
+
+    /// Waits until requests of a waiter, sent from now on, are refused. Each but the last one has its answer before the next
+    /// one is sent.
+    async fn until_refused(&self) {
+        let sent =
+            || -> usize { self.counts.iter().map(|counts| counts.count(Operation::Acquire)).sum() };
+        let before = sent();
+        eventually_async(DEADLINE, "the waiter asks again", async || sent() >= before + 3).await;
     }
 
     async fn written(&self) -> Vec<String> {
@@ -138,29 +175,26 @@ impl Bench {
     }
 }
 
+fn url_of(server: &SqlServer) -> String {
+    format!("{}&pin=on", server.url())
+}
+
 async fn pool_on(server: &SqlServer) -> LockPool {
-    let url = format!("{}&pin=on", server.url());
-    LockPool::builder(url).ttl(ms(20_000)).wait(Wait::Forever).connect().await.unwrap()
+    patient(url_of(server), ms(20_000)).await
+}
+
+async fn counted_pool_on(server: &SqlServer) -> (LockPool, FaultPlan) {
+    let (backend, counts) = FaultyBackend::new(open_backend(&url_of(server)).await.unwrap());
+    let pool = LockPool::with_backend(backend).ttl(ms(20_000)).wait(Wait::Forever);
+    (pool.connect().await.unwrap(), counts)
 }
 
 async fn write(session: &mut SqlSession, fence: Fence) {
     session.run(&format!("INSERT INTO written VALUES ('{KEY}', {fence})")).await;
 }
 
-/// Waits until the lease is over at the store too.
-async fn until_expired(guard: &LockGuard) {
-    guard.lost().await;
-    eventually_async(DEADLINE, "the lease is over", async || guard.verify().await.is_err()).await;
-    tokio::time::sleep(ms(500)).await;
-}
-
-/// Some requests of the waiter.
-async fn a_moment() {
-    tokio::time::sleep(ms(300)).await;
-}
-
 async fn the_store_conforms(bench: Bench) {
-    let url = format!("{}&pin=on", bench.server.url());
+    let url = url_of(&bench.server);
     conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
 }
 
@@ -168,7 +202,8 @@ async fn a_pinned_transaction_of_an_expired_holder_commits_before_the_next_grant
     let guard = bench.short().await;
     let (pin, mut transaction) = (guard.pin_sql().unwrap(), bench.pinned(&guard).await);
     let waiting = acquire_in_task(&bench.other, KEY);
-    until_expired(&guard).await;
+    bench.until_expired(&guard).await;
+    bench.until_refused().await;
     assert!(!waiting.is_finished(), "the next grant waits for the pinned transaction");
     let committing = Instant::now();
     transaction.run("COMMIT").await;
@@ -205,7 +240,8 @@ async fn a_connection_that_ends_with_a_pin_frees_the_key(bench: Bench) {
     let guard = bench.short().await;
     let transaction = bench.pinned(&guard).await;
     let waiting = acquire_in_task(&bench.other, KEY);
-    until_expired(&guard).await;
+    bench.until_expired(&guard).await;
+    bench.until_refused().await;
     assert!(!waiting.is_finished());
     drop(transaction);
     drop(joined("the next holder", waiting).await);
@@ -218,7 +254,7 @@ async fn a_release_with_an_open_pin_is_granted_behind_the_commit(bench: Bench) {
     let mut transaction = bench.pinned(&guard).await;
     guard.release().await.unwrap();
     let waiting = acquire_in_task(&bench.other, KEY);
-    a_moment().await;
+    bench.until_refused().await;
     assert!(!waiting.is_finished());
     transaction.run("COMMIT").await;
     let next = joined("the next holder", waiting).await.1;
@@ -233,10 +269,9 @@ async fn a_hand_off_with_an_open_pin_is_granted_behind_the_commit(bench: Bench) 
         let fence = guard.fence().unwrap();
         let mut transaction = bench.pinned(&guard).await;
         let waiting = acquire_in_task(waiter, KEY);
-        // It is queued, in the store or in the process.
-        a_moment().await;
+        bench.until_queued().await;
         guard.release().await.unwrap();
-        a_moment().await;
+        bench.until_refused().await;
         assert!(!waiting.is_finished(), "the grant waits for the pinned transaction");
         transaction.run("COMMIT").await;
         let next = joined("the next holder", waiting).await.1;
@@ -251,9 +286,9 @@ async fn a_holder_without_a_fence_waits_for_pins_and_fails_them(bench: Bench) {
     let pin = guard.pin_sql().unwrap();
     let mut transaction = bench.pinned(&guard).await;
     let waiting = run_in_task(bench.pool.lock(KEY).fencing(false));
-    a_moment().await;
+    bench.until_queued().await;
     guard.release().await.unwrap();
-    a_moment().await;
+    bench.until_refused().await;
     assert!(!waiting.is_finished());
     transaction.run("COMMIT").await;
     let next = joined("the next holder", waiting).await.1;
@@ -265,11 +300,12 @@ async fn a_holder_without_a_fence_waits_for_pins_and_fails_them(bench: Bench) {
 
 async fn several_keys_are_pinned_together(bench: Bench) {
     let keys = ["a", "b'; --", "c"];
-    let guard = bench.pool.lock_all(keys).ttl(ms(800)).renew(false).acquire().await.unwrap();
+    let guard = bench.pool.lock_all(keys).ttl(ms(3_000)).renew(false).acquire().await.unwrap();
     let pin = guard.pin_sql().unwrap();
     let mut transaction = bench.pinned(&guard).await;
     let waiting = acquire_in_task(&bench.other, keys[1]);
-    until_expired(&guard).await;
+    bench.until_expired(&guard).await;
+    bench.until_refused().await;
     assert!(!waiting.is_finished());
     transaction.run("COMMIT").await;
     drop(joined("the next holder", waiting).await);
@@ -282,8 +318,8 @@ async fn several_keys_are_not_granted_while_one_is_pinned(bench: Bench) {
     let guard = bench.short().await;
     let mut transaction = bench.pinned(&guard).await;
     let waiting = run_in_task(bench.other.lock_all(["a", KEY, "z"]));
-    until_expired(&guard).await;
-    a_moment().await;
+    bench.until_expired(&guard).await;
+    bench.until_refused().await;
     assert!(!waiting.is_finished());
     transaction.run("COMMIT").await;
     let next = joined("the next holder", waiting).await.1;
@@ -295,20 +331,32 @@ async fn a_step_to_several_keys_fails_the_pin_of_the_former_holder(bench: Bench)
     let (short, held) = (bench.short().await, bench.pool.lock("z").acquire().await.unwrap());
     let pin = short.pin_sql().unwrap();
     let waiting = run_in_task(bench.other.lock_all([KEY, "z"]));
-    until_expired(&short).await;
+    let mut transaction = bench.server.session().await;
+    let fence = short.fence().unwrap().to_string();
+    eventually_async(DEADLINE, "the first key is taken", async || {
+        !transaction.rows("SELECT fence FROM lock_fence").await.contains(&fence)
+    })
+    .await;
     held.release().await.unwrap();
     let next = joined("the next holder", waiting).await.1;
-    let mut transaction = bench.server.session().await;
     transaction.begin().await;
     bench.is_refused(transaction.try_run(&pin).await);
     bench.pinned(&next).await.run("COMMIT").await;
 }
 
 async fn renewals_and_reads_do_not_wait_for_pins(bench: Bench) {
-    let guard = bench.pool.lock(KEY).ttl(ms(900)).acquire().await.unwrap();
+    let request = bench.pool.lock(KEY).ttl(ms(6_000)).renew(ms(200));
+    let guard = request.acquire().await.unwrap();
     let mut transaction = bench.pinned(&guard).await;
     let waiting = acquire_in_task(&bench.other, KEY);
-    tokio::time::sleep(ms(2_500)).await;
+    bench.until_queued().await;
+    let (mut valid_for, mut renewals) = (guard.valid_for(), 0);
+    eventually_async(DEADLINE, "renewals are answered", async || {
+        let before = std::mem::replace(&mut valid_for, guard.valid_for());
+        renewals += u32::from(valid_for > before);
+        renewals == 3
+    })
+    .await;
     guard.verify().await.unwrap();
     assert!(guard.is_held() && !waiting.is_finished());
     transaction.run("COMMIT").await;
@@ -334,7 +382,7 @@ async fn a_request_that_does_not_wait_is_refused_at_once(bench: Bench) {
 }
 
 async fn the_retry_of_a_lost_reply_has_the_fence_of_the_row(bench: Bench) {
-    let url = format!("{}&pin=on", bench.server.url());
+    let url = url_of(&bench.server);
     let (backend, faults) = FaultyBackend::new(open_backend(&url).await.unwrap());
     let pool = LockPool::with_backend(backend).request_timeout(ms(300)).wait(ms(20_000));
     let pool = pool.connect().await.unwrap();
@@ -409,7 +457,7 @@ async fn a_user_with_the_documented_rights_may_pin(bench: Bench) {
     clerk.run(&guard.pin_sql().unwrap()).await;
     guard.release().await.unwrap();
     let waiting = acquire_in_task(&bench.other, KEY);
-    a_moment().await;
+    bench.until_refused().await;
     assert!(!waiting.is_finished());
     clerk.run("COMMIT").await;
     drop(joined("the next holder", waiting).await);
@@ -476,7 +524,8 @@ async fn frozen_holders(
     const KEYS: usize = 6;
     let began = Instant::now();
     let (commits, granted) = (Arc::<Commits>::default(), Granted::default());
-    let pools = [bench.pool.clone(), bench.other.clone(), pool_on(&bench.server).await];
+    let server = &bench.server;
+    let pools = [pool_on(server).await, pool_on(server).await, pool_on(server).await];
     let mut tasks = JoinSet::new();
     for n in 0..TASKS {
         let (pool, mut session) = (pools[n % pools.len()].clone(), bench.server.session().await);

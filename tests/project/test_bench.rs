@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use lock_tests::monitor::Caller;
 use lock_tests::proxy::{Action, Direction, named, nutcracker};
+use lock_tests::server::fit;
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::versions::{self, Make};
 use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
@@ -87,8 +88,7 @@ fn a_killed_server_refuses_and_comes_back_without_its_data() {
 
 #[test]
 fn a_server_with_a_synced_file_comes_back_with_its_data() {
-    let server = RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always");
-    let server = server.start();
+    let server = fit().start();
     server.cli(&["SET", "k", "v"]);
     server.pause();
     server.restart();
@@ -293,6 +293,24 @@ async fn a_held_reply_comes_late() {
     proxy.release_held();
     reply.await.unwrap().unwrap();
     set(&mut redis, "k").await.unwrap();
+}
+
+#[tokio::test]
+async fn what_clients_send_while_it_is_held_is_known() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let mut redis = connect(proxy.url()).await.unwrap();
+    set(&mut redis, "before").await.unwrap();
+    // The second key is `late` in hexadecimal digits.
+    for (key, text) in [("order:1", "order:1"), ("6c617465", "late")] {
+        proxy.hold(Direction::ToServer);
+        assert!(!proxy.has_held("order:1") && !proxy.has_held("before"));
+        let mut copy = redis.clone();
+        let setting = tokio::spawn(async move { set(&mut copy, key).await });
+        eventually_async(SOON, "the command is held", async || proxy.has_held(text)).await;
+        proxy.release_held();
+        setting.await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test]

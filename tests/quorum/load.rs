@@ -11,6 +11,7 @@ use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, LockGuard, LockPool, Wait};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Command, Direction};
+use lock_tests::server::fit;
 use lock_tests::{FaultProxy, Quorum, RedisServer, Worker, eventually_async};
 use tokio::sync::{Barrier, Mutex};
 use tokio::task::JoinSet;
@@ -167,8 +168,7 @@ async fn far_nodes_need_no_setting() {
 async fn a_thousand_free_locks_at_once_are_acquired_where_every_write_is_synced() {
     let _alone = ALONE.lock().await;
     const LOCKS: usize = 1_000;
-    let config = RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always");
-    let quorum = Quorum::of(5, &config);
+    let quorum = Quorum::of(5, &fit());
     let pool = LockPool::builder(quorum.url()).wait(BOUND).connect().await.unwrap();
     reset_counts(&quorum);
     let mut set = JoinSet::new();

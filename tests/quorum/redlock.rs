@@ -32,6 +32,7 @@ use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Command, Direction, Trap};
 use lock_tests::quorum::{says_busy, until_all_nodes_answer};
+use lock_tests::server::fit;
 use lock_tests::skew::Step;
 use lock_tests::{FaultProxy, Quorum, RedisServer, Skew, Worker, eventually, eventually_async};
 use tempfile::TempDir;
@@ -555,8 +556,7 @@ async fn r7_a_node_that_stays_away_for_the_ttl_admits_no_second_holder() {
 
 #[tokio::test]
 async fn r8_a_node_that_syncs_every_write_may_restart_at_once() {
-    let config = RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always");
-    let (quorum, record) = (Quorum::of(5, &config), Record::new());
+    let (quorum, record) = (Quorum::of(5, &fit()), Record::new());
     let way = BareMajority::of(&quorum);
     let holder = record.client("holder", LockPool::builder(&way.url).ttl(LONG)).await;
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;

@@ -74,6 +74,22 @@ impl<'a> ExpectedError<'a> {
     }
 }
 
+/// Checks the kind of an error, that its text contains each of `texts`, and that it shows no password.
+///
+/// # Panics
+///
+/// With the text, if something is missing or shown that must not be.
+#[track_caller]
+pub fn says(case: &str, error: &LockError, kind: ErrorKind, texts: &[&str]) {
+    let text = error.to_string();
+    unshown(case, &chain(error));
+    println!("{case}\n    {text}");
+    assert_eq!(error.kind(), kind, "{case}: {text}");
+    for expected in texts {
+        assert!(text.contains(expected), "{case}: `{expected}` is missing in: {text}");
+    }
+}
+
 /// All texts of an error and of its causes.
 pub fn chain(error: &LockError) -> String {
     let mut shown = format!("{error} {error:?} {error:#?}");

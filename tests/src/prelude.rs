@@ -127,8 +127,7 @@ pub async fn hand_off_time(pools: [LockPool; 2], key: &str, count: usize) -> Dur
         times.push(granted.saturating_duration_since(released));
     }
     guard.release().await.unwrap();
-    times.sort_unstable();
-    times[count / 2]
+    median(times)
 }
 
 /// Releases `guard`, and returns the time before.

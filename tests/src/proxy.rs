@@ -142,6 +142,9 @@ impl FaultProxy {
     /// Lets nothing pass this way, on all connections, until
     /// [`release_held`](Self::release_held). Both ways: the host is unreachable.
     pub fn hold(&self, direction: Direction) {
+        if direction == Direction::ToServer {
+            self.wire.held.lock().unwrap().clear();
+        }
         self.wire.gates.send_modify(|gates| *gates.held(direction) = true);
     }
 
@@ -152,6 +155,16 @@ impl FaultProxy {
             gates.held_to_client = false;
             gates.releases += 1;
         });
+    }
+
+    /// Whether `text` stands in what clients have sent since the last [`hold`](Self::hold) of commands, while they were held. Its
+    /// bytes may stand there as hexadecimal digits.
+    pub fn has_held(&self, text: &str) -> bool {
+        let digits: Vec<_> = text.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let digits = digits.concat();
+        let held = self.wire.held.lock().unwrap();
+        let has = |text: &str| held.windows(text.len()).any(|part| part == text.as_bytes());
+        has(text) || has(&digits)
     }
 
     /// From now on what flows this way arrives so much later, in order. Zero ends it.
@@ -292,6 +305,8 @@ impl Command {
 struct Wire {
     upstream: AtomicU16,
     gates: watch::Sender<Gates>,
+    /// What clients have sent while it was held.
+    held: Mutex<Vec<u8>>,
     delays: Mutex<Delays>,
     rules: Mutex<Vec<Rule>>,
     known: Mutex<Option<Known>>,
@@ -320,6 +335,12 @@ impl Wire {
             }
         }
         hit.map(|i| rules.remove(i))
+    }
+
+    fn note_held(&self, bytes: &[u8]) {
+        if self.gates.borrow().held_to_server {
+            self.held.lock().unwrap().extend_from_slice(bytes);
+        }
     }
 
     fn hold_parcel(&self) -> Parcel {
@@ -499,6 +520,7 @@ async fn read_commands(
                 expected.lock().unwrap().push_back(Expected::by(&command, on_reply));
                 wire.commands.fetch_add(1, Ordering::SeqCst);
             }
+            wire.note_held(&bytes);
             send(Parcel::Bytes { due: wire.due(Direction::ToServer), bytes });
         }
     }

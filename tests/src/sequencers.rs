@@ -2,6 +2,7 @@
 
 use lock_runtime::{ErrorKind, LockPool, Sequencer, Wait};
 
+use crate::eventually_async;
 use crate::prelude::*;
 
 /// Checks on the store at `url` that a sequencer stands for one hold: not after its release, nor after a hand-off within
@@ -34,8 +35,10 @@ async fn released(pool: &LockPool, receiver: &LockPool) {
 async fn handed_off(pool: &LockPool, receiver: &LockPool) {
     let first = pool.lock("sequenced:1").acquire().await.unwrap();
     let waiting = [(); 2].map(|()| acquire_in_task(pool, "sequenced:1"));
-    // Both are queued behind their first poll.
-    tokio::time::sleep(ms(20)).await;
+    eventually_async(DEADLINE, "both are queued", async || {
+        pool.snapshot().held.iter().any(|held| held.waiting == 2)
+    })
+    .await;
     first.release().await.unwrap();
     let [next, last] = waiting;
     let guard = joined("the first waiter", next).await.1;

@@ -363,6 +363,11 @@ impl RedisServer {
     }
 }
 
+/// A server with the safest possible settings.
+pub fn fit() -> Config {
+    RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always")
+}
+
 /// Sends one command and waits for its reply; pushes in between are skipped.
 pub(crate) fn exchange<A: AsRef<[u8]>>(stream: &mut TcpStream, args: &[A]) -> io::Result<Value> {
     stream.write_all(&resp::command(args))?;

@@ -174,7 +174,10 @@ mod served {
         }
         let waiting = theirs.lock_all(["stock:{7}", "bill:{7}"]).acquire();
         let waiting = tokio::spawn(waiting);
-        sleep(ms(50)).await;
+        eventually_async(DEADLINE, "it is queued", async || {
+            theirs.inspect("stock:{7}").await.is_ok_and(|found| found.waiting == Some(1))
+        })
+        .await;
         pair.release().await.unwrap();
         let pair = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
         pair.release().await.unwrap();
@@ -682,15 +685,32 @@ mod killed {
             request
         });
         let leases = claims.each_ref().map(AcquireRequest::lease);
-        frozen.pause();
-        // The request timeout of a pool: a later answer does not count.
-        let answers = timeout(ms(1_000), store.acquire(&claims)).await.unwrap();
-        assert!(matches!(answers[0], Err(ref error) if error.kind() == FailureKind::MaybeApplied));
-        assert!(matches!(answers[1], Ok(AcquireOutcome::Acquired { .. })), "{answers:?}");
-        let answers = timeout(ms(1_000), store.renew(&leases)).await.unwrap();
-        assert!(answers[0].is_err());
-        assert!(matches!(answers[1], Ok(LeaseStatus::Held)), "{answers:?}");
-        frozen.resume();
+        // The request timeout, behind which no answer counts. No call that waits for the frozen one ends before.
+        let limit = ms(1_000);
+        let (mut granting, mut renewing) = (Latency::below(limit, 1), Latency::below(limit, 1));
+        while granting.wants_more() || renewing.wants_more() {
+            frozen.pause();
+            let began = Instant::now();
+            let answers = within(DEADLINE, "the grants", store.acquire(&claims)).await;
+            granting.push(began.elapsed());
+            assert!(
+                matches!(answers[0], Err(ref error) if error.kind() == FailureKind::MaybeApplied),
+                "{answers:?}"
+            );
+            assert!(matches!(answers[1], Ok(AcquireOutcome::Acquired { .. })), "{answers:?}");
+            let began = Instant::now();
+            let answers = within(DEADLINE, "the renewals", store.renew(&leases)).await;
+            renewing.push(began.elapsed());
+            assert!(answers[0].is_err(), "{answers:?}");
+            assert!(matches!(answers[1], Ok(LeaseStatus::Held)), "{answers:?}");
+            frozen.resume();
+            eventually_async(DEADLINE, "it serves again", async || {
+                let answer = store.acquire(&claims[..1]).await.remove(0);
+                matches!(answer, Ok(AcquireOutcome::Acquired { .. }))
+            })
+            .await;
+        }
+        println!("grants: {granting}; renewals: {renewing}");
     }
 }
 

@@ -6,15 +6,10 @@ use std::time::Duration;
 
 use lock_runtime::LockPool;
 use lock_tests::logs::Logs;
-use lock_tests::server::Config;
+use lock_tests::server::fit;
 use lock_tests::{RedisServer, eventually, eventually_async};
 
 const NOISE: Duration = Duration::from_secs(5);
-
-/// A server with the safest possible settings.
-fn fit() -> Config {
-    RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always")
-}
 
 /// The warnings of `health`; the connect logged them too, unless only `CONFIG` shows them.
 async fn warnings(server: &RedisServer) -> Vec<String> {

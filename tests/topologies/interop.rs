@@ -197,11 +197,6 @@ async fn until_it_waits(server: &RedisServer) {
     .await;
 }
 
-fn median(mut spans: Vec<Duration>) -> Duration {
-    spans.sort();
-    spans[spans.len() / 2]
-}
-
 /// The foreign client holds, this library waits.
 async fn they_hold(library: &str, server: &RedisServer, theirs: &mut Foreign) {
     let pool = patient(server.url(), TTL).await;

@@ -1,23 +1,11 @@
 //! Refusals of a member, each with what to do about it.
 
 use lock_runtime::{Credentials, ErrorKind, LockPool};
+use lock_tests::expected_error::{CANARY, says};
 use lock_tests::prelude::*;
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::{EtcdServer, FaultProxy, RedisServer, eventually_async};
 use serde_json::json;
-
-const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
-
-#[track_caller]
-fn says(case: &str, error: &lock_runtime::LockError, kind: ErrorKind, texts: &[&str]) {
-    let text = error.to_string();
-    println!("{case}\n    {text}");
-    assert_eq!(error.kind(), kind, "{case}: {text}");
-    for expected in texts {
-        assert!(text.contains(expected), "{case}: `{expected}` is missing in: {text}");
-    }
-    assert!(!format!("{text}{error:?}").contains(CANARY), "{case}: a secret is shown");
-}
 
 /// A server that hashes passwords with the lowest cost.
 fn with_cheap_logins() -> EtcdServer {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lock_runtime::backend::{
-    AcquireRequest, Backend, LeaseRef, LeaseStatus, Owner, ReleaseRequest,
+    AcquireOutcome, AcquireRequest, Backend, LeaseRef, LeaseStatus, Owner, ReleaseRequest,
 };
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
@@ -129,16 +129,38 @@ fn url_of_members(members: &[FaultProxy; 2], root: &str) -> String {
 #[tokio::test]
 async fn what_nothing_asks_for_any_more_is_deleted_at_its_end() {
     let (server, root) = EtcdServer::shared();
-    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = Arc::new(open_backend(&url_at(proxy.port(), &root)).await.unwrap());
     let claim = |key: &str| {
         let keys: Arc<[Key]> = Arc::new([Key::from(key)]);
         AcquireRequest::new(keys, Owner::random().unwrap(), ms(300))
     };
+    // Answered. The claims below use the lease that it has made.
+    let granted = store.acquire(&[claim("order:0")]).await.remove(0);
+    assert!(matches!(granted, Ok(AcquireOutcome::Acquired { .. })), "{granted:?}");
+    until_nothing_is_left(server, &root).await;
+    // Dropped behind its put, whose answer comes later.
+    for round in 0..4 {
+        let mut request = claim("order:1");
+        request.enqueue = round % 2 == 0;
+        proxy.hold(Direction::ToClient);
+        let caller = store.clone();
+        let asking =
+            tokio::spawn(async move { caller.acquire(std::slice::from_ref(&request)).await });
+        until_queued(server, &root, "order:1", 1).await;
+        asking.abort();
+        drop(asking.await);
+        proxy.release_held();
+        until_nothing_is_left(server, &root).await;
+    }
     for polls in 0..6 {
         let mut request = claim(&format!("order:{polls}"));
         request.enqueue = polls % 2 == 0;
         let _ = poll_n(store.acquire(std::slice::from_ref(&request)), polls).await;
     }
+    // Behind all that was sent before.
+    let granted = store.acquire(&[claim("last")]).await.remove(0);
+    assert!(matches!(granted, Ok(AcquireOutcome::Acquired { .. })), "{granted:?}");
     until_nothing_is_left(server, &root).await;
 }
 

@@ -2,24 +2,12 @@
 
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{Credentials, ErrorKind, LockPool};
+use lock_tests::expected_error::{CANARY, says};
 use lock_tests::postgres::programs;
 use lock_tests::prelude::*;
 use lock_tests::process::Process;
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::{PostgresServer, eventually_async};
-
-const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
-
-#[track_caller]
-fn says(case: &str, error: &lock_runtime::LockError, kind: ErrorKind, texts: &[&str]) {
-    let text = error.to_string();
-    println!("{case}\n    {text}");
-    assert_eq!(error.kind(), kind, "{case}: {text}");
-    for expected in texts {
-        assert!(text.contains(expected), "{case}: `{expected}` is missing in: {text}");
-    }
-    assert!(!format!("{text}{error:?}").contains(CANARY), "{case}: a secret is shown");
-}
 
 #[tokio::test]
 async fn a_refusal_names_its_remedy() {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fastrand::Rng;
 use lock_runtime::backend::{
-    AcquireRequest, Backend, LeaseRef, LeaseStatus, Owner, ReleaseRequest,
+    AcquireOutcome, AcquireRequest, Backend, LeaseRef, LeaseStatus, Owner, ReleaseRequest,
 };
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
@@ -50,16 +50,45 @@ async fn an_acquire_with_a_lost_reply_is_undone_or_found_again() {
 #[tokio::test]
 async fn what_nothing_asks_for_any_more_is_deleted_at_its_end() {
     let (server, root) = ZooKeeperServer::shared();
-    let store = open_backend(&server.url_of(&root)).await.unwrap();
-    let claim = |key: &str| {
+    let proxy = FaultProxy::to_port(server.port());
+    let store = Arc::new(open_backend(&url_at(proxy.port(), &root)).await.unwrap());
+    let claim = |key: &str, enqueue: bool| {
         let keys: Arc<[Key]> = Arc::new([Key::from(key)]);
-        AcquireRequest::new(keys, Owner::random().unwrap(), ms(300))
+        let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(300));
+        request.enqueue = enqueue;
+        request
     };
-    for polls in 0..6 {
-        let mut request = claim(&format!("order:{polls}"));
-        request.enqueue = polls % 2 == 0;
+    // Answered. The claims below use the session that it has opened.
+    let granted = store.acquire(&[claim("held", true)]).await.remove(0);
+    assert!(matches!(granted, Ok(AcquireOutcome::Acquired { .. })), "{granted:?}");
+    // The servers do not delete a container with a node.
+    let mut other = server.client();
+    other.create(&format!("{root}/held/lock-0000000000"), false).unwrap();
+    until_queued(server, &root, "held", 1).await;
+    // Dropped behind its creation, whose answer comes later.
+    for _ in 0..3 {
+        let request = claim("held", true);
+        proxy.hold(Direction::ToClient);
+        let caller = store.clone();
+        let asking =
+            tokio::spawn(async move { caller.acquire(std::slice::from_ref(&request)).await });
+        until_queued(server, &root, "held", 2).await;
+        asking.abort();
+        drop(asking.await);
+        proxy.release_held();
+        until_queued(server, &root, "held", 1).await;
+    }
+    for polls in 0..7 {
+        let request = claim(&format!("order:{polls}"), polls % 2 == 0);
         let _ = poll_n(store.acquire(std::slice::from_ref(&request)), polls).await;
     }
+    // Behind all that was sent before.
+    let granted = store.acquire(&[claim("last", true)]).await.remove(0);
+    assert!(matches!(granted, Ok(AcquireOutcome::Acquired { .. })), "{granted:?}");
+    let containers = other.children(&root).unwrap();
+    let is_of_a_dropped_call = |name: &String| name.starts_with("order:");
+    assert!(containers.iter().any(is_of_a_dropped_call), "{containers:?}");
+    drop(other);
     until_nothing_is_left(server, &root).await;
 }
 

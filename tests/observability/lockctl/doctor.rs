@@ -3,17 +3,12 @@
 use lock_tests::lockctl::{Ended, lockctl, run};
 use lock_tests::prelude::*;
 use lock_tests::quorum::Quorum;
-use lock_tests::server::Config;
+use lock_tests::server::fit;
 use lock_tests::skew::Step;
 use lock_tests::{
     EtcdServer, PostgresServer, RedisCluster, RedisServer, Skew, eventually, versions,
 };
 use serde_json::Value;
-
-/// A server with the safest possible settings.
-fn fit() -> Config {
-    RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always")
-}
 
 fn doctor(url: &str) -> Ended {
     run(lockctl(["doctor", url]))
