@@ -228,8 +228,8 @@ program() {
     shift
     for test in "$@"; do skip+=(--skip "${test}"); done
     local at_once="${threads}"
-    # Its servers compute too: with more tests at once, each takes longer.
-    [[ "${name}" != engines ]] || at_once="$(((threads * 3 + 3) / 4))"
+    # Its servers compute more than they wait.
+    [[ "${name}" != engines ]] || at_once="$(((threads * 5 + 7) / 8))"
     tests "testing ${name}" cargo test "${all[@]}" --quiet --test "${name}" -- "${left_out[@]}" \
         --test-threads "${at_once}" "${skip[@]}"
 }
@@ -248,6 +248,10 @@ the_other_few() {
     a_few faults outage::requests
     a_few engines ${busy_engines}
 }
+api_and_slow_links() {
+    program api ${busy_api}
+    a_few engines slow_links::
+}
 doctests() {
     tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 }
@@ -258,14 +262,14 @@ fi
 busy_api="shutdown:: serving:: several::opposite_orders"
 busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm multi_key::an_a \
     multi_key::keys_ multi_key::a_key multi_key::given_up"
-busy_engines="wait_queue::hand_offs many_calls_over_a_slow_link"
+busy_engines="wait_queue::hand_offs"
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins -- --skip model_tests::
-# The models compute, and engines waits for its servers.
-together models "program engines ${busy_engines}"
+models
+program engines ${busy_engines} slow_links::
 together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
 together "program topologies" "program quorum load::"
-together "a_few project" doctests "program api ${busy_api}"
+together "a_few project" doctests api_and_slow_links
 together "a_few quorum load::" "a_few waiting ${busy_waiting}" the_other_few
 if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then
     tests "testing the recipes" cargo test --quiet -p lock-recipes

@@ -360,6 +360,26 @@ impl EtcdServer {
         text
     }
 
+    /// Sets the password of a user, by root with the password `root`. All tokens of the user end with that.
+    ///
+    /// # Panics
+    ///
+    /// If it fails.
+    #[track_caller]
+    pub fn set_password(&self, user: &str, password: &str) {
+        let mut command = self.etcdctl_command();
+        command.args(["--user=root:root", "user", "passwd", user, "--interactive=false"]);
+        let mut changing = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("etcdctl is installed");
+        let mut input = changing.stdin.take().expect("a pipe");
+        writeln!(input, "{password}").expect("etcdctl reads the password");
+        drop(input);
+        assert!(changing.wait().expect("etcdctl ends").success());
+    }
+
     fn etcdctl_command(&self) -> Command {
         let mut command = Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").arg(format!("--endpoints=127.0.0.1:{}", self.port));

@@ -42,9 +42,9 @@ pub async fn patient(url: impl Into<String>, ttl: Duration) -> LockPool {
     LockPool::builder(url).ttl(ttl).wait(Wait::Forever).connect().await.unwrap()
 }
 
-/// As [`patient`], for batches of a hundred requests at a database without processor time of its own.
-pub async fn for_large_batches(url: impl Into<String>) -> LockPool {
-    let builder = LockPool::builder(url).ttl(ms(60_000)).wait(Wait::Forever);
+/// As [`patient`], for a store without processor time of its own: it has as long for an answer.
+pub async fn unhurried(url: impl Into<String>, ttl: Duration) -> LockPool {
+    let builder = LockPool::builder(url).ttl(ttl).wait(Wait::Forever);
     builder.request_timeout(ms(15_000)).connect().await.unwrap()
 }
 

@@ -97,11 +97,7 @@ async fn a_token_that_has_ended_fails_no_request() {
     let pools = [pool().await, pool().await, pool().await];
     cycle(&pools[0], "order:1").await;
     let guard = pools[1].lock("order:2").acquire().await.unwrap();
-    let added = format!("worker:{CANARY}");
-    for change in [&["delete", "worker"][..], &["add", &added], &["grant-role", "worker", "locks"]]
-    {
-        server.etcdctl(&[&["--user=root:root", "user"], change].concat());
-    }
+    server.set_password("worker", CANARY);
     let tried = pools[0].lock("order:1").try_acquire().await.unwrap();
     tried.expect("it is free").release().await.unwrap();
     guard.verify().await.unwrap();

@@ -168,7 +168,7 @@ async fn a_waiter_with_a_cut_connection_is_served() {
 async fn several_tasks_and_keys_share_statements() {
     let server = shared();
     let url = server.database("several");
-    let [one, other] = [for_large_batches(&url).await, for_large_batches(&url).await];
+    let [one, other] = [unhurried(&url, ms(60_000)).await, unhurried(&url, ms(60_000)).await];
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..200 {
         let pool: LockPool = if n % 2 == 0 { one.clone() } else { other.clone() };

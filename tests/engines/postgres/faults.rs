@@ -71,7 +71,7 @@ async fn exclusion_does_not_need_the_rows_of_free_locks() {
     let over = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for n in 0..4 {
-        let pool = patient(server.url(), ms(20_000)).await;
+        let pool = unhurried(server.url(), ms(60_000)).await;
         let (inside, over) = (inside.clone(), over.clone());
         tasks.spawn(async move {
             for _ in 0..60 {

@@ -17,7 +17,7 @@ async fn in_transaction_mode_locks_are_safe_and_waiters_look() {
     conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
     let mut pools = Vec::new();
     for _ in 0..3 {
-        pools.push(patient(&url, ms(20_000)).await);
+        pools.push(unhurried(&url, ms(60_000)).await);
     }
     let warnings = format!("{:?}", pools[0].health().await.unwrap().warnings);
     assert!(warnings.contains("pooler"), "{warnings}");

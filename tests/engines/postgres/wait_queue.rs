@@ -128,7 +128,7 @@ async fn a_waiter_with_a_cut_connection_is_served() {
 async fn several_tasks_and_keys_share_statements() {
     let server = PostgresServer::start();
     let [one, other] =
-        [for_large_batches(server.url()).await, for_large_batches(server.url()).await];
+        [unhurried(server.url(), ms(60_000)).await, unhurried(server.url(), ms(60_000)).await];
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..200 {
         let pool = if n % 2 == 0 { one.clone() } else { other.clone() };
