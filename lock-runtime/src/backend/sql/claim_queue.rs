@@ -15,7 +15,7 @@ use crate::backend::{
 use crate::base::clock::{Clock, Instant};
 use crate::base::key::Key;
 
-/// How many requests are looked at for one step. Most of them are for keys that the step already has.
+/// How many requests are looked at for one step. Requests for keys that the step already names are left for the next ones.
 const LOOKED_AT: usize = 2 * CLAIMS;
 
 /// What is sent together.
@@ -42,7 +42,8 @@ pub(crate) struct ClaimQueue {
     turn: Turn,
 }
 
-/// Requests for one key and those for several take turns: the former are many in one step, and the latter one.
+/// The kind of the last step of acquires. Requests for one key and requests for several alternate: a step has many of the former,
+/// and one of the latter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastAcquire {
     Single,
@@ -73,7 +74,8 @@ impl ClaimQueue {
         self.releases.is_empty() && self.acquires.is_empty()
     }
 
-    /// Adds requests after the others of their kind. Acquires of before that one of `releases` undoes fail, and are not sent.
+    /// Adds requests after the others of their kind. An acquire that was added before, and that one of `releases` undoes, fails
+    /// and is not sent.
     pub(crate) fn add(&mut self, releases: Releases, acquires: Acquires) {
         if !releases.is_empty() && !self.is_empty() {
             self.withdraw(&releases);
