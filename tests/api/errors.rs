@@ -950,3 +950,15 @@ impl Stub {
         Self { port }
     }
 }
+
+/// A thread with a stack of 2^50 bytes does not start.
+#[test]
+fn a_driver_that_cannot_start_is_an_error_with_a_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["memory://", folder.path().to_str().unwrap(), "alone", "1000"];
+    let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_waiter"));
+    program.args(arguments).env("RUST_MIN_STACK", (1_u64 << 50).to_string());
+    let output = program.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("limits on threads"), "{stderr}");
+}

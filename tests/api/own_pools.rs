@@ -5,6 +5,7 @@ use std::time::Duration;
 use lock_runtime::testing::with_pool;
 use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
 use lock_tests::prelude::*;
+use lock_tests::runtimes::current_thread;
 
 #[distributed_lock(key = "order:<id>", ttl = "30s", wait = "0s")]
 async fn settle(id: u64) -> Result<u64, LockError> {
@@ -117,4 +118,31 @@ async fn a_name_without_a_pool_of_the_test_is_that_of_the_process() {
     .await;
     assert!(lock_runtime::pool("of-test").is_none());
     of_process.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn a_shutdown_of_the_innermost_pool_leaves_the_outer_one() {
+    let (outer, inner) = (memory().await, memory().await);
+    with_pool("default", outer, async {
+        with_pool("default", inner.clone(), lock_runtime::shutdown(Duration::ZERO)).await;
+        assert_eq!(
+            inner.lock("order:42").acquire().await.unwrap_err().kind(),
+            ErrorKind::PoolClosed
+        );
+        settle(42).await.unwrap();
+    })
+    .await;
+}
+
+#[test]
+fn a_pool_of_a_runtime_that_has_ended_may_be_replaced() {
+    let install = async || {
+        let pool = LockPool::builder("memory://").on_current_runtime().connect().await.unwrap();
+        lock_runtime::install("of-a-runtime", pool)
+    };
+    current_thread().block_on(install()).unwrap();
+    current_thread().block_on(async {
+        install().await.unwrap();
+        assert_eq!(install().await.unwrap_err().kind(), ErrorKind::Config);
+    });
 }

@@ -96,6 +96,7 @@ enum Flaw {
 
     // Notifications.
     TellsNothing,
+    TellsOfItsConnectAlone,
     TellsOfOtherKeys,
     TellsNoEndOfTheTtl,
     IsNeverHealthy,
@@ -399,7 +400,7 @@ impl Table {
         let notifiers = self.rows().notifiers.clone();
         for key in keys {
             match self.flaw {
-                TellsNothing => {}
+                TellsNothing | TellsOfItsConnectAlone => {}
                 TellsOfOtherKeys => {
                     notifiers
                         .iter()
@@ -425,6 +426,9 @@ fn answered<T>(outcomes: Vec<T>, reversed: bool, cut: bool) -> Vec<Result<T, Bac
 
 impl Backend for Table {
     fn subscribe(&self, notifier: Notifier) {
+        if self.is(TellsOfItsConnectAlone) {
+            notifier.resync();
+        }
         self.rows().notifiers.push(notifier);
     }
 
@@ -679,6 +683,7 @@ stores! {
     trims_keys: TrimsKeys => "is a key of its own",
 
     tells_nothing: TellsNothing => "a release sends the promised notification",
+    tells_of_its_connect_alone: TellsOfItsConnectAlone => "a release sends the promised notification",
     tells_of_other_keys: TellsOfOtherKeys => "a release sends the promised notification",
     tells_no_end_of_the_ttl: TellsNoEndOfTheTtl => "an end of the ttl is notified",
     is_never_healthy: IsNeverHealthy => "a store that serves is healthy",

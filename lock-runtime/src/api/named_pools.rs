@@ -62,12 +62,12 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// Installs `pool` under `name`, for `#[distributed_lock(pool = "name", ..)]`.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if the name is taken by a pool that has not been shut down.
+/// [`ErrorKind::Config`] if the name is taken by a pool that was not shut down, and whose runtime has not ended.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
     let core = pool.core().clone();
     {
         let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
-        if pools.get(name).is_some_and(|present| !present.core().tracker.is_closed()) {
+        if pools.get(name).is_some_and(is_open) {
             return Err(taken(name));
         }
         core.set_name(name);
@@ -132,9 +132,15 @@ fn installed(name: &str) -> Option<LockPool> {
     pools().read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
 }
 
+/// Whether the pool still grants locks. One on a runtime that has ended does not, even without a shutdown.
+fn is_open(pool: &LockPool) -> bool {
+    let core = pool.core();
+    !core.tracker.is_closed() && !core.driver().is_gone()
+}
+
 fn refuse_second(name: &str) -> Result<(), LockError> {
     match installed(name) {
-        Some(present) if !present.core().tracker.is_closed() => Err(taken(name)),
+        Some(present) if is_open(&present) => Err(taken(name)),
         _ => Ok(()),
     }
 }

@@ -511,7 +511,7 @@ impl PoolBuilder {
 
     /// Drives the pool from the tokio runtime that calls [`connect`](Self::connect), on that runtime's clock, instead of
     /// the driver thread. For deterministic tests under paused time. The pool must not outlive the runtime, and no lease is
-    /// renewed while the runtime is blocked.
+    /// renewed while the runtime is blocked. Its clock does not count the time for which the machine is suspended.
     pub fn on_current_runtime(mut self) -> Self {
         self.drive = Drive::CurrentRuntime;
         self
@@ -532,7 +532,6 @@ impl PoolBuilder {
         let connect_timeout = self
             .connect_timeout
             .unwrap_or_else(|| self.request_timeout.max(Duration::from_secs(5)));
-        check_prefix(&self.key_prefix)?;
         let store = match self.origin {
             StoreSource::Url(url) => {
                 let key_prefix = self.key_prefix.clone();
@@ -593,10 +592,11 @@ fn on_paused_clock() -> LockError {
 
 impl PoolBuilder {
     /// Settings that cannot work are an error here, not at the first call.
-    fn check(&self) -> Result<(), LockError> {
+    pub(crate) fn check(&self) -> Result<(), LockError> {
         const LONGEST_PATIENCE: Duration = Duration::from_secs(60 * 60);
         let refused =
             |cause: String, remedy| Err(LockError::new(ErrorKind::Config, cause).remedy(remedy));
+        check_prefix(&self.key_prefix)?;
         Policy::new(&LockOptions::new(), &self.defaults)?;
         let request_timeout = self.request_timeout;
         if !(TIMER..=LONGEST_PATIENCE).contains(&request_timeout) {

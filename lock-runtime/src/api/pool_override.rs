@@ -120,8 +120,14 @@ pub(crate) fn all() -> Vec<LockPool> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return Vec::new();
     }
-    let of_task =
-        OF_TASK.try_with(|scope| scope.iter().map(|(_, pool, _)| pool.clone()).collect::<Vec<_>>());
+    // A name hides the same name of an outer test.
+    let shown = |scope: &Scope| {
+        let inner = |at: usize, name: &str| scope[at + 1..].iter().any(|(other, ..)| other == name);
+        let entries = scope.iter().enumerate();
+        let shown = entries.filter(|(at, (name, ..))| !inner(*at, name));
+        shown.map(|(_, (_, pool, _))| pool.clone()).collect::<Vec<_>>()
+    };
+    let of_task = OF_TASK.try_with(shown);
     of_task.unwrap_or_else(|_| {
         let runtime = current_runtime();
         let entries = of_runtimes();

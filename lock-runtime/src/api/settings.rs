@@ -39,6 +39,12 @@ fn from_variables(
     name: &str,
     read: impl Fn(&str) -> Result<String, VarError>,
 ) -> Result<PoolBuilder, LockError> {
+    if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') {
+        let cause = "the name of the pool has characters that a variable cannot have";
+        return Err(LockError::new(ErrorKind::Config, cause)
+            .in_pool(&name.into())
+            .remedy("write it with ASCII letters, digits, `-` and `_`, or build the pool with `LockPool::builder(url)`"));
+    }
     let value_of = |setting: &str| {
         let variable = variable(name, setting);
         match read(&variable) {
@@ -59,22 +65,22 @@ fn from_variables(
     };
     let mut builder = LockPool::builder(url.value);
     if let Some(prefix) = value_of("PREFIX")? {
-        builder = builder.key_prefix(prefix.value);
+        builder = prefix.checked(builder.key_prefix(&*prefix.value))?;
     }
     if let Some(ttl) = value_of("TTL")? {
-        builder = builder.ttl(ttl.time()?);
+        builder = ttl.checked(builder.ttl(ttl.time(TIME)?))?;
     }
     if let Some(wait) = value_of("WAIT")? {
         builder = match wait.value.as_str() {
             "forever" => builder.wait(Wait::Forever),
-            _ => builder.wait(wait.time()?),
+            _ => wait.checked(builder.wait(wait.time(WAIT)?))?,
         };
     }
     if let Some(request_timeout) = value_of("REQUEST_TIMEOUT")? {
-        builder = builder.request_timeout(request_timeout.time()?);
+        builder = request_timeout.checked(builder.request_timeout(request_timeout.time(TIME)?))?;
     }
     if let Some(max_waiters) = value_of("MAX_WAITERS")? {
-        builder = builder.max_waiters(max_waiters.number()?);
+        builder = max_waiters.checked(builder.max_waiters(max_waiters.number()?))?;
     }
     if let Some(on_outage) = value_of("ON_OUTAGE")? {
         builder = builder.on_outage(match on_outage.value.as_str() {
@@ -102,6 +108,9 @@ fn variable(pool: &str, setting: &str) -> String {
     format!("LOCK_{}_{setting}", pool.chars().map(upper).collect::<String>())
 }
 
+const TIME: &str = "write a whole number of `ms`, `s`, `m` or `h`, such as `5s`";
+const WAIT: &str = "write a whole number of `ms`, `s`, `m` or `h`, such as `5s`, or `forever`";
+
 /// A variable that is set.
 struct Value {
     variable: String,
@@ -109,10 +118,19 @@ struct Value {
 }
 
 impl Value {
-    fn time(&self) -> Result<Duration, LockError> {
-        text::duration(&self.value).ok_or_else(|| {
-            self.invalid("write a whole number of `ms`, `s`, `m` or `h`, such as `5s`")
-        })
+    fn time(&self, remedy: &'static str) -> Result<Duration, LockError> {
+        text::duration(&self.value).ok_or_else(|| self.invalid(remedy))
+    }
+
+    /// `builder`, which has this value, unless the value is out of range.
+    fn checked(&self, builder: PoolBuilder) -> Result<PoolBuilder, LockError> {
+        match builder.check() {
+            Ok(()) => Ok(builder),
+            Err(error) => {
+                let what = format!("has the value `{}`: {}", self.value, error.cause());
+                Err(invalid(&self.variable, &what, "set it to a value in that range"))
+            }
+        }
     }
 
     fn number(&self) -> Result<usize, LockError> {
@@ -171,11 +189,26 @@ mod tests {
     }
 
     #[test]
+    fn pools_with_different_names_have_different_variables() {
+        for name in ["库存", "stock.eu", "stock eu"] {
+            let error = read(name, &[("LOCK_URL", "memory://")]).unwrap_err();
+            assert!(error.to_string().contains("ASCII letters"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_wrong_value_is_an_error_that_names_its_variable() {
         for (variable, value, words) in [
             ("LOCK_URL", "", "LOCK_URL is not set"),
             ("LOCK_TTL", "5", "LOCK_TTL has the value `5`; write a whole number of"),
-            ("LOCK_WAIT", "never", "such as `5s`"),
+            ("LOCK_WAIT", "never", "such as `5s`, or `forever`"),
+            ("LOCK_TTL", "1ms", "LOCK_TTL has the value `1ms`: a ttl of 1ms is not between"),
+            (
+                "LOCK_REQUEST_TIMEOUT",
+                "2h",
+                "LOCK_REQUEST_TIMEOUT has the value `2h`: a request_timeout",
+            ),
+            ("LOCK_PREFIX", &"p".repeat(300), "LOCK_PREFIX has the value `ppp"),
             ("LOCK_MAX_WAITERS", "many", "such as `10000`"),
             ("LOCK_ON_OUTAGE", "no", "`wait` or `fail`"),
             ("LOCK_OWNER_INFO", "no", "`on` or `off`"),

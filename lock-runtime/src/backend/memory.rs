@@ -269,10 +269,13 @@ impl Backend for Memory {
         limit: usize,
     ) -> Result<Option<KeyList>, BackendError> {
         let now = self.shared.clock.now();
-        let table = self.leases();
-        let held = table.by_key.iter().filter(|(_, stored)| stored.until > now);
-        let named = held.filter(|(key, _)| pattern.key_of(key.as_str()).is_some());
-        let keys = named.map(|(key, _)| key.clone()).collect();
+        // Requests wait for the table. They do not wait for the pattern.
+        let mut keys: Vec<Key> = {
+            let table = self.leases();
+            let held = table.by_key.iter().filter(|(_, stored)| stored.until > now);
+            held.map(|(key, _)| key.clone()).collect()
+        };
+        keys.retain(|key| pattern.key_of(key.as_str()).is_some());
         Ok(Some(KeyList::new(keys, true, limit)))
     }
 

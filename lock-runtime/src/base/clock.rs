@@ -108,7 +108,9 @@ impl TwoClocks {
 
     /// Whether the clock of the current runtime stands still.
     pub(crate) fn is_paused() -> bool {
-        let before = Self::now();
+        // The runtime's clock is read first: one that runs then differs, however the reads are spread.
+        let runtime = Self::now().runtime;
+        let before = Self { runtime, ..Self::now() };
         loop {
             let now = Self::now();
             if now.real.saturating_duration_since(before.real) >= Duration::from_micros(1) {

@@ -136,6 +136,11 @@ impl LockError {
         self.with(|inner| inner.remedy = remedy.into())
     }
 
+    /// What has happened, without the remedy.
+    pub(crate) fn cause(&self) -> &str {
+        &self.0.cause
+    }
+
     /// Adds the error of the store that caused this one.
     #[cold]
     pub(crate) fn because(self, error: BackendError) -> Self {

@@ -64,7 +64,7 @@ impl FenceGate {
         Self { forget_after: Some(age), ..Self::new() }
     }
 
-    /// Admits a write with `fence`, unless a higher one was admitted for `key` before. Never blocks.
+    /// Admits a write with `fence`, unless a higher one was admitted for `key` before. It does no I/O, and holds a mutex of the gate.
     ///
     /// # Errors
     /// [`StaleFence`] with both tokens. Nothing is remembered then.

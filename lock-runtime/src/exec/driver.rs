@@ -45,13 +45,18 @@ impl Driver {
             )
             .remedy("raise the process's limits on threads and file descriptors")
         };
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let driver = Self::on(runtime.handle().clone());
-        thread::Builder::new()
-            .name("lock-driver".to_owned())
-            .spawn(move || runtime.block_on(std::future::pending::<()>()))
-            .map_err(failed)?;
-        Ok(driver)
+        // Built by its own thread: a runtime that is dropped in a task of another one panics.
+        let (reply, built) = std::sync::mpsc::channel();
+        let run = move || match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => {
+                let _ = reply.send(Ok(runtime.handle().clone()));
+                runtime.block_on(std::future::pending::<()>());
+            }
+            Err(error) => drop(reply.send(Err(error))),
+        };
+        thread::Builder::new().name("lock-driver".to_owned()).spawn(run).map_err(failed)?;
+        let runtime = built.recv().unwrap_or_else(|_| Err(std::io::Error::other("it has ended")));
+        Ok(Self::on(runtime.map_err(failed)?))
     }
 
     /// The tokio runtime of the caller, for deterministic tests under paused time.

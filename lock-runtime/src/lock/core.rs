@@ -126,7 +126,11 @@ impl PoolCore {
                 }
             });
         let notifier = wakeups::notifier(&queue, &renewals, &tracker, &store_status, clock);
-        config.backend.subscribe(notifier);
+        {
+            // A store may start tasks that listen. They must not end with the runtime of the caller.
+            let _driver = config.driver.enter();
+            config.backend.subscribe(notifier);
+        }
         Arc::new_cyclic(|core: &Weak<Self>| {
             let (core, status) = (core.clone(), store_status.clone());
             let release = move |lease: &Arc<Lease>| {

@@ -15,6 +15,7 @@ use crate::lock::release::release_all;
 
 /// How the locks that were held, or not yet confirmed as released, at the start of a shutdown have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ShutdownReport {
     /// Released, and confirmed by the store.
     pub released: usize,

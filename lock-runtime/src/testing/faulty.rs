@@ -13,8 +13,9 @@ use crate::backend::{
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 
-/// The fault that one request meets.
+/// The fault that a call to the store meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fault {
     /// No fault.
     None,
@@ -30,8 +31,9 @@ pub enum Fault {
     Fail(FailureKind),
 }
 
-/// A kind of request.
+/// A kind of call to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Operation {
     /// [`Backend::acquire`].
     Acquire,
@@ -41,7 +43,9 @@ pub enum Operation {
     Release,
 }
 
-/// Plans the faults of a [`FaultyBackend`] and counts its requests. Clones share one plan.
+/// Plans the faults of a [`FaultyBackend`] and counts the calls to it. Clones share one plan.
+///
+/// A call has one request or several: the requests of tasks that call at the same time share one. All of them meet its fault.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan(Arc<Mutex<PlanState>>);
 
@@ -60,13 +64,13 @@ impl FaultPlan {
         self.lock().planned.push_back((operation, fault));
     }
 
-    /// From now on, every request without a planned fault meets `fault`. This includes reads, such as those of `verify()`,
+    /// From now on, every call without a planned fault meets `fault`. This includes reads, such as those of `verify()`,
     /// `health()` and `check()`.
     pub fn always(&self, fault: Fault) {
         self.lock().always = Some(fault);
     }
 
-    /// The number of requests of this kind so far.
+    /// The number of calls of this kind so far.
     #[must_use]
     pub fn count(&self, operation: Operation) -> usize {
         let plan = self.lock();

@@ -102,11 +102,10 @@ impl<B: Backend> Suite<B> {
 
     pub(super) async fn fences_are_rejected(&self) {
         let fenced = fenced(["fence"], LONG);
-        let mut answers = self.one.acquire(std::slice::from_ref(&fenced)).await;
-        let answer = answers.pop();
+        let answered = answer(self.one.acquire(std::slice::from_ref(&fenced))).await.pop();
         let is_rejected =
-            matches!(&answer, Some(Err(error)) if error.kind() == FailureKind::Rejected);
-        assert!(is_rejected, "a request for an unsupported fence is rejected: {answer:?}");
+            matches!(&answered, Some(Err(error)) if error.kind() == FailureKind::Rejected);
+        assert!(is_rejected, "a request for an unsupported fence is rejected: {answered:?}");
         assert_eq!(
             holds(&self.other, &fenced).await,
             LeaseStatus::NotHeld,
