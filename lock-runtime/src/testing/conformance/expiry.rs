@@ -96,7 +96,7 @@ impl<B: Backend> Suite<B> {
         };
         let found = async {
             loop {
-                let notified = self.changes.0.notified();
+                let mut changes = self.changes.0.subscribe();
                 let retry_after = match attempt(&self.other, &theirs).await {
                     AcquireOutcome::Acquired { .. } => return,
                     AcquireOutcome::Contended { wait_mode: WaitMode::Poll, .. } => SHORT / 10,
@@ -107,7 +107,7 @@ impl<B: Backend> Suite<B> {
                     } => retry_after,
                 };
                 // Retried with and without a notification.
-                let _ = timeout(retry_after, notified).await;
+                let _ = timeout(retry_after, changes.changed()).await;
                 theirs.attempt += 1;
             }
         };
