@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use lock_runtime::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, LeaseRef, LeaseStatus, ReleaseOutcome,
-    ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, LeaseRef, LeaseStatus, Notifier,
+    ReleaseOutcome, ReleaseRequest, Warning,
 };
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::runtimes::{current_thread, multi_thread};
@@ -63,10 +63,17 @@ fn a_release_at_the_end_of_a_tasks_budget_is_sent_all_the_same() {
     }
 }
 
-/// A store with a bug.
-struct Panics;
+/// A store with a bug. It starts a task that waits for this message.
+#[derive(Default)]
+struct Panics(Mutex<Option<oneshot::Receiver<()>>>);
 
 impl Backend for Panics {
+    fn subscribe(&self, _: Notifier) {
+        if let Some(message) = self.0.lock().unwrap().take() {
+            tokio::spawn(message);
+        }
+    }
+
     async fn acquire(
         &self,
         claims: &[AcquireRequest],
@@ -98,7 +105,7 @@ impl Backend for Panics {
 #[test]
 fn a_panic_of_a_store_does_not_reach_the_caller() {
     let runtime = current_thread();
-    let pool = LockPool::with_backend(Panics).request_timeout(SHORT).wait(SHORT);
+    let pool = LockPool::with_backend(Panics::default()).request_timeout(SHORT).wait(SHORT);
     let pool = runtime.block_on(pool.connect()).unwrap();
     let acquire = |key| runtime.block_on(pool.lock(key).fencing(false).acquire());
     let error = acquire("bad").unwrap_err();
@@ -114,6 +121,15 @@ fn a_panic_of_a_store_does_not_reach_the_caller() {
         panic!("the body's own words")
     }));
     body.unwrap_err();
+}
+
+#[test]
+fn a_task_of_a_store_does_not_end_with_the_runtime_that_connects() {
+    let (message, receiver) = oneshot::channel();
+    let store = Panics(Mutex::new(Some(receiver)));
+    let pool = current_thread().block_on(LockPool::with_backend(store).connect()).unwrap();
+    assert!(!message.is_closed());
+    drop(pool);
 }
 
 /// All values are dropped together, in any order, and a drop may use the other values.

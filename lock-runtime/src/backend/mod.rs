@@ -479,7 +479,8 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Receives the pool's notifier. Called once, before any other call except
-    /// [`capabilities`](Self::capabilities). Waiters poll if a store does not use it.
+    /// [`capabilities`](Self::capabilities). Waiters poll if a store does not use it. `tokio::spawn` starts a task on the driver
+    /// here, which does not end with the runtime that connects.
     fn subscribe(&self, notifier: Notifier) {
         let _ = notifier;
     }
