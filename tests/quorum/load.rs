@@ -354,10 +354,13 @@ async fn the_renewals_of_many_leases_are_confirmed_in_parts() {
     let url = Quorum::url_of(wires.iter().map(|wire| wire.url().to_owned()));
     let pool = LockPool::builder(url).ttl(BOUND).request_timeout(ms(8_000));
     let pool = pool.connect().await.unwrap();
-    let mut guards = Vec::new();
+    // Together, so that all are due at the same time.
+    let mut acquiring = JoinSet::new();
     for lock in 0..LOCKS {
-        guards.push(pool.lock(format!("held:{lock}")).acquire().await.unwrap());
+        acquiring.spawn(pool.lock(format!("held:{lock}")).acquire());
     }
+    let acquired = within(BOUND, "the locks", acquiring.join_all()).await;
+    let guards: Vec<LockGuard> = acquired.into_iter().map(Result::unwrap).collect();
     // Two of three hold back the renewals from the 301st on.
     let traps: Vec<_> = wires[..2]
         .iter()
