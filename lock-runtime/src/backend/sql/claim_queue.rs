@@ -136,6 +136,7 @@ impl ClaimQueue {
     }
 
     /// Puts requests back, of which nothing was applied. They are the next ones.
+    #[cfg(feature = "mysql")]
     pub(crate) fn put_back(&mut self, requests: Acquires) {
         for pending in requests.into_iter().rev() {
             self.acquires.push_front(pending);
@@ -318,6 +319,7 @@ mod tests {
         assert!(scene.queue.is_empty());
     }
 
+    #[cfg(feature = "mysql")]
     #[tokio::test(start_paused = true)]
     async fn requests_that_are_put_back_are_the_next_ones() {
         let mut scene = Scene::new();
