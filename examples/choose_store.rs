@@ -2,7 +2,7 @@
 //! at the same time. Then a line says what the store provides.
 //!
 //! ```text
-//! cargo add lock-runtime --features etcd,mysql,postgres,zookeeper     # in another program: those that it uses
+//! cargo add lock-runtime --features etcd,mysql,postgres,zookeeper     # in another program: the ones for its stores
 //! cargo run --example choose_store                                    # in this process
 //! cargo run --example choose_store -- redis://127.0.0.1:6379 'postgres://user:password@127.0.0.1/database?create=on'
 //! cargo run --example choose_store -- 'mysql://user:password@127.0.0.1/database?create=on' redlock://host1,host2,host3

@@ -62,7 +62,7 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// Installs `pool` under `name`, for `#[distributed_lock(pool = "name", ..)]`.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if the name is taken by a pool that was not shut down, and whose runtime has not ended.
+/// [`ErrorKind::Config`] if the name is taken by a pool that was not shut down, on a runtime that has not ended.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
     let core = pool.core().clone();
     {

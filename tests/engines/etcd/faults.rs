@@ -139,7 +139,7 @@ async fn what_nothing_asks_for_any_more_is_deleted_at_its_end() {
     let granted = store.acquire(&[claim("order:0")]).await.remove(0);
     assert!(matches!(granted, Ok(AcquireOutcome::Acquired { .. })), "{granted:?}");
     until_nothing_is_left(server, &root).await;
-    // Dropped behind its put, whose answer comes later.
+    // Dropped after its put. The answer comes later.
     for round in 0..4 {
         let mut request = claim("order:1");
         request.enqueue = round % 2 == 0;

@@ -65,7 +65,7 @@ async fn what_nothing_asks_for_any_more_is_deleted_at_its_end() {
     let mut other = server.client();
     other.create(&format!("{root}/held/lock-0000000000"), false).unwrap();
     until_queued(server, &root, "held", 1).await;
-    // Dropped behind its creation, whose answer comes later.
+    // Dropped after its creation. The answer comes later.
     for _ in 0..3 {
         let request = claim("held", true);
         proxy.hold(Direction::ToClient);

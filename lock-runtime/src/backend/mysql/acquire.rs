@@ -47,8 +47,8 @@ impl LeaseRow {
 }
 
 impl MysqlBatch<'_> {
-    /// Tries requests for one key together, by a statement that changes nothing for a key that is held. Those that it has not
-    /// queued when the turn is over go back to `claims`.
+    /// Tries requests for one key together, by a statement that changes nothing for a key that is held. Requests
+    /// that it has not queued when the turn is over go back to `claims`.
     pub(super) async fn acquire_single(&mut self, requests: Acquires, claims: &mut ClaimQueue) {
         let mut requests = self.without_locked(requests, |request| &request.keys).await;
         let acquired_together = self.session.parts(ACQUIRED_TOGETHER, BYTES_IN_LISTS);

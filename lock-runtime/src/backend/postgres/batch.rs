@@ -57,24 +57,9 @@ impl<'a> Batch<'a> {
     }
 
     /// Sends all requests and answers each, except the ones that stay in `pending`.
-    pub(crate) async fn run(&self, jobs: Jobs, pending: &mut PendingJobs) {
-        let PendingJobs { claims, renewals: queue } = pending;
-        let Jobs {
-            acquires,
-            releases,
-            renewals,
-            reads,
-            inspections,
-            lists,
-            health,
-            probes,
-            closes,
-        } = jobs;
-        claims.add(releases, acquires);
-        if closes {
-            claims.close();
-        }
-        claims.begin();
+    pub(crate) async fn run(&self, mut jobs: Jobs, pending: &mut PendingJobs) {
+        pending.begin_turn(&mut jobs);
+        let PendingJobs { claims, renewals } = pending;
         while let Some(step) = claims.next_step() {
             match step {
                 ClaimStep::Release(requests) => self.release(requests).await,
@@ -82,11 +67,11 @@ impl<'a> Batch<'a> {
                 ClaimStep::Several(request) => self.acquire_several(request).await,
             }
         }
-        queue.add(renewals);
-        let renewals = queue.next_part();
+        let renewals = renewals.next_part();
         if !renewals.is_empty() {
             self.renew(renewals).await;
         }
+        let Jobs { reads, inspections, lists, health, probes, .. } = jobs;
         if !reads.is_empty() {
             self.are_held(reads).await;
         }

@@ -1,11 +1,11 @@
 //! Acquires and releases that a connection has yet to send.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::sql::job::{
-    Acquires, PendingRequest, Releases, closed, fail_all, undone_before_sending,
+    Acquires, Claim, PendingRequest, Releases, closed, fail_all, undone_before_sending,
 };
 use crate::backend::sql::renewal_queue::{LeaseId, id_of};
 use crate::backend::sql::sender::CLAIMS;
@@ -74,26 +74,38 @@ impl ClaimQueue {
         self.releases.is_empty() && self.acquires.is_empty()
     }
 
-    /// Adds requests after the others of their kind. An acquire that was added before, and that one of `releases` undoes, fails
-    /// and is not sent.
-    pub(crate) fn add(&mut self, releases: Releases, acquires: Acquires) {
-        if !releases.is_empty() && !self.is_empty() {
-            self.withdraw(&releases);
+    /// Adds requests after the others of their kind. An acquire fails, and is not sent, if a later release of its owner undoes it.
+    pub(crate) fn add(&mut self, claims: Vec<Claim>) {
+        // By the owner of a release, the number of acquires before it.
+        let mut undone: HashMap<Owner, usize> = HashMap::new();
+        let mut repeated: HashSet<LeaseId> = HashSet::new();
+        let present = self.releases.len();
+        for claim in claims {
+            match claim {
+                Claim::Acquire(pending) => self.acquires.push_back(pending),
+                Claim::Release(pending) => {
+                    undone.insert(pending.0.lease.owner, self.acquires.len());
+                    repeated.insert(id_of(&pending.0.lease));
+                    self.releases.push_back(pending);
+                }
+            }
         }
-        self.releases.extend(releases);
-        self.acquires.extend(acquires);
-    }
-
-    fn withdraw(&mut self, releases: &Releases) {
-        let owners: HashSet<Owner> = releases.iter().map(|(it, _)| it.lease.owner).collect();
-        let (undone, kept): (Acquires, Acquires) =
-            self.acquires.drain(..).partition(|(request, _)| owners.contains(&request.owner));
-        self.acquires = kept.into();
-        fail_all(undone, &undone_before_sending());
+        if undone.is_empty() {
+            return;
+        }
+        for (at, pending) in std::mem::take(&mut self.acquires).into_iter().enumerate() {
+            if undone.get(&pending.0.owner).is_some_and(|before| at < *before) {
+                fail_all([pending], &undone_before_sending());
+            } else {
+                self.acquires.push_back(pending);
+            }
+        }
         // Repeated, after its time limit: the former one needs no answer any more.
-        let repeated: HashSet<LeaseId> = releases.iter().map(|(it, _)| id_of(&it.lease)).collect();
-        self.releases
-            .retain(|(it, reply)| !(reply.is_closed() && repeated.contains(&id_of(&it.lease))));
+        let mut at = 0;
+        self.releases.retain(|(it, reply)| {
+            at += 1;
+            at > present || !reply.is_closed() || !repeated.contains(&id_of(&it.lease))
+        });
     }
 
     /// Begins a turn.
@@ -216,7 +228,7 @@ mod tests {
             let owner = Owner::random().unwrap();
             let (reply, answer) = oneshot::channel();
             let request = AcquireRequest::new(keys_of(names), owner, TTL);
-            self.queue.add(Vec::new(), vec![(request, reply)]);
+            self.queue.add(vec![Claim::Acquire((request, reply))]);
             self.answers.push(answer);
             owner
         }
@@ -224,7 +236,7 @@ mod tests {
         /// A release that nothing waits for.
         fn release(&mut self, owner: Owner, names: &[&str]) {
             let request = ReleaseRequest::new(LeaseRef::new(keys_of(names), owner, TTL));
-            self.queue.add(vec![(request, oneshot::channel().0)], Vec::new());
+            self.queue.add(vec![Claim::Release((request, oneshot::channel().0))]);
         }
 
         /// The kind of the next step, and its owners.
@@ -345,6 +357,26 @@ mod tests {
             let owners: Vec<_> = scene.turn().into_iter().map(|(_, owners)| owners).collect();
             assert_eq!(owners, [[undone], [kept]]);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_withdraws_the_acquires_of_its_owner_before_it() {
+        let [undone, other] = [(); 2].map(|()| Owner::random().unwrap());
+        let acquire = |owner| {
+            let (reply, answer) = oneshot::channel();
+            (Claim::Acquire((AcquireRequest::new(keys_of(&["a"]), owner, TTL), reply)), answer)
+        };
+        let release = ReleaseRequest::new(LeaseRef::new(keys_of(&["a"]), undone, TTL));
+        let release = Claim::Release((release, oneshot::channel().0));
+        let (before, mut withdrawn) = acquire(undone);
+        let (unrelated, _unrelated) = acquire(other);
+        let (after, _after) = acquire(undone);
+        let mut scene = Scene::new();
+        scene.queue.add(vec![before, unrelated, release, after]);
+        let expected = [("release", undone), ("single", other), ("single", undone)];
+        assert_eq!(scene.turn(), expected.map(|(kind, owner)| (kind, vec![owner])));
+        let error = withdrawn.try_recv().unwrap().unwrap_err();
+        assert_eq!(error.kind(), FailureKind::NotApplied);
     }
 
     #[tokio::test(start_paused = true)]

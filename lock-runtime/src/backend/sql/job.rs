@@ -1,13 +1,11 @@
 //! Requests on their way to a connection.
 
-use std::collections::HashMap;
-
 use tokio::sync::oneshot;
 
 use crate::backend::sql::listed_keys::ListedRow;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, BackendError, FailureKind, Inspection, LeaseRef, LeaseStatus,
-    Owner, ReleaseOutcome, ReleaseRequest, Warning,
+    ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::key::Key;
 
@@ -24,6 +22,12 @@ pub(crate) type Acquires = JobRequests<AcquireRequest, AcquireOutcome>;
 pub(crate) type Releases = JobRequests<ReleaseRequest, ReleaseOutcome>;
 pub(crate) type Renewals = JobRequests<LeaseRef, LeaseStatus>;
 pub(crate) type Reads = JobRequests<LeaseRef, LeaseStatus>;
+
+/// An acquire or a release.
+pub(crate) enum Claim {
+    Acquire(PendingRequest<AcquireRequest, AcquireOutcome>),
+    Release(PendingRequest<ReleaseRequest, ReleaseOutcome>),
+}
 
 /// A request of any kind.
 pub(crate) enum StoreJob {
@@ -60,8 +64,8 @@ impl StoreJob {
 /// Jobs by kind.
 #[derive(Default)]
 pub(crate) struct Jobs {
-    pub(crate) acquires: Acquires,
-    pub(crate) releases: Releases,
+    /// In the order in which they were requested.
+    pub(crate) claims: Vec<Claim>,
     pub(crate) renewals: Renewals,
     pub(crate) reads: Reads,
     pub(crate) inspections: Vec<PendingRequest<Key, Inspection>>,
@@ -72,41 +76,22 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Sorts `jobs` by their kinds. Among different owners no order is needed, because each request waits for its answer.
-    ///
-    /// An acquire that a later release undoes fails, and is not among them.
+    /// Sorts `jobs` by their kinds.
     pub(crate) fn of(jobs: impl Iterator<Item = StoreJob>) -> Self {
         let mut sorted = Self::default();
-        // By the owner of a release, the number of acquires before it.
-        let mut released: HashMap<Owner, usize> = HashMap::new();
-        for job in jobs {
-            if let StoreJob::Release((request, _)) = &job {
-                released.insert(request.lease.owner, sorted.acquires.len());
-            }
-            sorted.add(job);
-        }
-        let acquires = std::mem::take(&mut sorted.acquires);
-        for (at, pending) in acquires.into_iter().enumerate() {
-            let is_undone = released.get(&pending.0.owner).is_some_and(|before| at < *before);
-            if is_undone {
-                fail_all([pending], &undone_before_sending());
-            } else {
-                sorted.acquires.push(pending);
-            }
-        }
+        jobs.for_each(|job| sorted.add(job));
         sorted
     }
 
-    /// Leaves out acquires, renewals, reads, inspections and pages that nothing waits for any more, because their call was
+    /// Leaves out renewals, reads, inspections and pages that nothing waits for any more, because their call was
     /// dropped. Releases are sent anyway.
     fn add(&mut self, job: StoreJob) {
         match job {
-            StoreJob::Acquire((_, reply)) if reply.is_closed() => {}
             StoreJob::Renew((_, reply)) | StoreJob::IsHeld((_, reply)) if reply.is_closed() => {}
             StoreJob::Inspect((_, reply)) if reply.is_closed() => {}
             StoreJob::List((_, reply)) if reply.is_closed() => {}
-            StoreJob::Acquire(pending) => self.acquires.push(pending),
-            StoreJob::Release(pending) => self.releases.push(pending),
+            StoreJob::Acquire(pending) => self.claims.push(Claim::Acquire(pending)),
+            StoreJob::Release(pending) => self.claims.push(Claim::Release(pending)),
             StoreJob::Renew(pending) => self.renewals.push(pending),
             StoreJob::IsHeld(pending) => self.reads.push(pending),
             StoreJob::Inspect(pending) => self.inspections.push(pending),
@@ -139,7 +124,7 @@ pub(crate) fn closed() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "the connections to the database are closed")
 }
 
-/// The failure of an acquire whose owner was released before it was sent.
+/// The failure of an acquire that a release undoes before it is sent.
 #[cold]
 pub(crate) fn undone_before_sending() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "released before the request was sent")
@@ -156,48 +141,4 @@ pub(crate) fn moved() -> BackendError {
 #[cold]
 pub(crate) fn no_answer() -> BackendError {
     BackendError::new(FailureKind::MaybeApplied, "the database did not answer in time")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use tokio::sync::oneshot::Receiver;
-
-    use super::*;
-
-    const TTL: Duration = Duration::from_secs(30);
-
-    fn acquire(owner: Owner) -> (StoreJob, Receiver<Result<AcquireOutcome, BackendError>>) {
-        let (reply, answer) = oneshot::channel();
-        (StoreJob::Acquire((AcquireRequest::new([Key::from("a")], owner, TTL), reply)), answer)
-    }
-
-    fn release(owner: Owner) -> StoreJob {
-        let lease = LeaseRef::new([Key::from("a")], owner, TTL);
-        StoreJob::Release((ReleaseRequest::new(lease), oneshot::channel().0))
-    }
-
-    #[test]
-    fn a_release_withdraws_the_acquires_of_its_owner_before_it() {
-        let [undone, other] = [(); 2].map(|()| Owner::random().unwrap());
-        let (before, mut withdrawn) = acquire(undone);
-        let (unrelated, _unrelated) = acquire(other);
-        let (after, _after) = acquire(undone);
-        let jobs = Jobs::of([before, unrelated, release(undone), after].into_iter());
-        let owners: Vec<Owner> = jobs.acquires.iter().map(|(request, _)| request.owner).collect();
-        assert_eq!(owners, [other, undone]);
-        assert_eq!(jobs.releases.len(), 1);
-        let error = withdrawn.try_recv().unwrap().unwrap_err();
-        assert_eq!(error.kind(), FailureKind::NotApplied);
-    }
-
-    #[test]
-    fn a_request_that_nothing_waits_for_is_left_out() {
-        let [given_up, kept] = [(); 2].map(|()| Owner::random().unwrap());
-        let (awaited, _answer) = acquire(kept);
-        let jobs = Jobs::of([acquire(given_up).0, release(given_up), awaited].into_iter());
-        let owners: Vec<Owner> = jobs.acquires.iter().map(|(request, _)| request.owner).collect();
-        assert_eq!((owners, jobs.releases.len()), (vec![kept], 1));
-    }
 }
