@@ -295,6 +295,20 @@ mod held {
     }
 
     #[tokio::test]
+    async fn a_deletion_of_one_of_several_keys_ends_the_body_too() {
+        let server = RedisServer::start();
+        let builder = LockPool::builder(server.url()).first_renewal(ms(25));
+        let pool = builder.ttl(ms(600_000)).connect().await.unwrap();
+        for key in ["a", "b"] {
+            let guard = pool.lock_all(["a", "b"]).acquire().await.unwrap();
+            until_watched(&server).await;
+            server.cli(&["DEL", key]);
+            let lost = timeout(DEADLINE, guard.lost()).await;
+            assert_eq!(lost.expect("the server reports it").kind(), ErrorKind::Lost, "{key}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_lock_that_ends_before_its_first_renewal_costs_no_renewal() {
         const CYCLES: usize = 50;
         let server = RedisServer::start();

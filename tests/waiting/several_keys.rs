@@ -46,6 +46,22 @@ async fn until_waiting<T>(task: &JoinHandle<T>) {
     assert!(!task.is_finished());
 }
 
+/// Longer than a request whose answer is late.
+#[tokio::test]
+async fn a_key_of_a_long_hold_is_a_conflict() {
+    for store in STORES {
+        let (pool, _server) = pool(store).await;
+        let guard = pool.lock_all(["a", "b"]).acquire().await.unwrap();
+        sleep(ms(300)).await;
+        for key in ["a", "b"] {
+            assert!(pool.lock(key).try_acquire().await.unwrap().is_none(), "{store:?} {key}");
+            let error = pool.lock(key).wait(ms(10)).acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Conflict, "{store:?} {key}: {error}");
+        }
+        guard.release().await.unwrap();
+    }
+}
+
 mod a_key_that_cannot_be_used_yet {
     use super::*;
 

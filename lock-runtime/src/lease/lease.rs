@@ -498,6 +498,11 @@ impl Lease {
         self.state().permit.is_some()
     }
 
+    /// The keys whose permits it has.
+    pub(crate) fn permit_keys(&self) -> Option<Arc<[Key]>> {
+        self.state().permit.as_ref().map(|permit| permit.shared_keys().clone())
+    }
+
     /// The permit of its keys, for the task that releases them.
     pub(crate) fn take_permit(&self) -> Option<KeyPermit> {
         self.state().permit.take()

@@ -14,7 +14,7 @@ use crate::lock::core::PoolCore;
 use crate::lock::waiter::LeaseReply;
 use crate::queue::key_queue::Contention;
 
-/// Makes a lease of `grant`: tracked, scheduled for renewal, known to the queue of its key. The wait for it began at
+/// Makes a lease of `grant`: tracked, scheduled for renewal, known to the queues of its keys. The wait for it began at
 /// `requested_at`. `contention` is what the store says about other waiters.
 pub(crate) fn lease(
     core: &Arc<PoolCore>,
@@ -32,13 +32,16 @@ pub(crate) fn lease(
     HeldLease::new(lease, core.clone())
 }
 
-/// Tracks `lease`, schedules it for renewal, and makes it known to the queue of its key.
+/// Tracks `lease`, schedules it for renewal, and makes it known to the queues of its keys.
 pub(super) fn track(core: &PoolCore, lease: &Arc<Lease>, contention: Contention) {
     core.tracker.insert(lease);
     // Before the driver can find the lease lost and pass its permit on: the next waiter sets another owner.
-    if let Some(key) = lease.spec.single_key() {
-        core.queue.set_holder(key, lease.holder(), contention);
-    }
+    let permit_keys = match lease.spec.single_key() {
+        Some(_) => Some(lease.spec.store_keys.clone()),
+        // Another task of this process may have the permit of a key, and wait for it at the store.
+        None => lease.permit_keys(),
+    };
+    core.queue.set_holder(permit_keys.as_deref().unwrap_or_default(), lease.holder(), contention);
     core.renewals.schedule(lease);
 }
 

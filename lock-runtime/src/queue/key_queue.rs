@@ -260,8 +260,16 @@ impl<W> Waits<W> {
 impl<W> KeyQueue<W> {
     /// A queue whose permit goes out.
     pub(super) fn taken(now: Instant) -> Self {
-        let (permit, last_answer) = (PermitState::Out(now), LastAnswer::Pending(now));
-        Self { permit, last_answer, held_since: Some(now), ..Self::default() }
+        let mut queue = Self::default();
+        queue.give_out(now);
+        queue
+    }
+
+    /// The permit, which was free, goes out for a request. The lock has been left free until now.
+    pub(super) fn give_out(&mut self, now: Instant) {
+        self.permit = PermitState::Out(now);
+        self.last_answer = LastAnswer::Pending(now);
+        self.held_since = Some(now);
     }
 
     /// Whether the next task to arrive gets the permit.

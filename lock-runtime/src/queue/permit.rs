@@ -42,6 +42,10 @@ impl KeyPermit {
         &self.keys
     }
 
+    pub(crate) fn shared_keys(&self) -> &Arc<[Key]> {
+        &self.keys
+    }
+
     /// Merges the permits of `more`.
     pub(crate) fn add(&mut self, more: Vec<Key>) {
         if !more.is_empty() {

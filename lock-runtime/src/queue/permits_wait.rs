@@ -156,7 +156,7 @@ impl<W: Waiter> WaitQueues<W> {
             };
             let is_open = queue.is_open();
             if is_open {
-                queue.permit = PermitState::Out(now);
+                queue.give_out(now);
             }
             is_open
         };

@@ -142,9 +142,7 @@ impl<W: Waiter> WaitQueues<W> {
             return Ok((id, Enqueued::Head(waiter)));
         };
         if queue.is_open() {
-            queue.permit = PermitState::Out(now);
-            queue.last_answer = LastAnswer::Pending(now);
-            queue.held_since = Some(now);
+            queue.give_out(now);
             return Ok((id, Enqueued::Head(waiter)));
         }
         if let Some(linger) = queue.linger.take() {
@@ -312,19 +310,21 @@ impl<W: Waiter> WaitQueues<W> {
         Some((entry, next))
     }
 
-    /// A lease of this process holds the lock. A hand-off knows nothing new about other processes.
-    pub(crate) fn set_holder(&self, key: &Key, holder: Holder, contention: Contention) {
+    /// A lease of this process, with the permits of `keys`, holds them. A hand-off knows nothing new about other processes.
+    pub(crate) fn set_holder(&self, keys: &[Key], holder: Holder, contention: Contention) {
         let mut queues = self.lock();
         queues.last_failure = None;
-        let Some(queue) = queues.by_key.get_mut(key) else { return };
-        queue.holder = Some(holder);
-        // A notification that arrived meanwhile is newer than the answer.
-        queue.contention = queue.contention.max(contention);
-        queue.clear_owner();
-        queue.last_answer = LastAnswer::Held { expires_in: None };
-        // A lease that was lost immediately has passed its permit on.
-        if let PermitState::Out(since) = &mut queue.permit {
-            *since = holder.since;
+        for key in keys {
+            let Some(queue) = queues.by_key.get_mut(key) else { continue };
+            queue.holder = Some(holder);
+            // A notification that arrived meanwhile is newer than the answer.
+            queue.contention = queue.contention.max(contention);
+            queue.clear_owner();
+            queue.last_answer = LastAnswer::Held { expires_in: None };
+            // A lease that was lost immediately has passed its permit on.
+            if let PermitState::Out(since) = &mut queue.permit {
+                *since = holder.since;
+            }
         }
     }
 

@@ -430,6 +430,7 @@ impl MultiKeyTask {
                 StepOutcome::Again(Duration::ZERO)
             }
             Answer::Granted { fences, contended } => {
+                self.record(&asked, LastAnswer::Held { expires_in: None });
                 StepOutcome::Granted { sent, fences, contended }
             }
             Answer::Contended { expires_in, wait_mode, retry_after } => {

@@ -204,12 +204,32 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
     let mut notified = pin!(wake.notified());
     assert!(notified.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     let holder = Holder { lease: 7, owner: holding, since: now };
-    queues.set_holder(&KEY, holder, Contention::None);
+    queues.set_holder(&[KEY], holder, Contention::None);
     assert_eq!((queues.wake(KEY.as_str()), queues.wake_all()), (Some(7), vec![7]));
     assert!(queues.promote(KEY.as_str(), &holding, now), "the holder keeps the lock");
     assert!(!queues.promote(KEY.as_str(), &asking, now), "its requests are over");
     queues.pass(&[KEY]);
     assert!(!queues.promote(KEY.as_str(), &holding, now) && queues.wake_all().is_empty());
+}
+
+/// A message of the store about one of its keys is for the lease, and a wait for one of them ends with a conflict.
+#[test]
+fn a_lease_of_several_keys_is_the_holder_of_each() {
+    const OTHER: Key = Key::from_static("other");
+    let queues = with_permit_out(10);
+    assert_eq!(queues.take_free(&[OTHER]), [OTHER]);
+    let now = Clock::Boot.now();
+    queues.record_answer(&[KEY, OTHER], &LastAnswer::Pending(now));
+    let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: now };
+    queues.set_holder(&[KEY, OTHER], holder, Contention::None);
+    for key in [&KEY, &OTHER] {
+        assert!(queues.promote(key.as_str(), &holder.owner, now));
+        assert_eq!(queues.wake(key.as_str()), Some(7));
+        let late = now + Duration::from_secs(60);
+        assert_eq!(queues.wait_error(key, Wait::Forever, late).kind(), ErrorKind::Conflict);
+    }
+    queues.pass(&[KEY, OTHER]);
+    assert!(!queues.promote(OTHER.as_str(), &holder.owner, now) && queues.wake_all().is_empty());
 }
 
 #[test]
@@ -221,7 +241,7 @@ fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_lock_that_is_onl
     assert_eq!(in_flight.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
     let held = with_permit_out(10);
     let holder = Holder { lease: 7, owner, since: Clock::Boot.now() };
-    held.set_holder(&KEY, holder, Contention::None);
+    held.set_holder(&[KEY], holder, Contention::None);
     assert_eq!(held.wake(KEY.as_str()), Some(7));
     enqueued(&held, &TestWaiter::new("k", false));
     assert_eq!(held.take_wake_time(&KEY), None, "its request is sent later");
@@ -372,7 +392,7 @@ fn contention_is_known_from_the_grant_and_stays_until_the_next_owner() {
         // A notification is newer than the answer.
         (Contention::None, true),
     ] {
-        queues.set_holder(&KEY, holder, answer);
+        queues.set_holder(&[KEY], holder, answer);
         assert_eq!(is_contended(), expected, "{answer:?}");
     }
     queues.set_owner(&KEY, owner);
@@ -409,7 +429,7 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
     assert_eq!((kind(&KEY), kind(&other)), (ErrorKind::Conflict, ErrorKind::Conflict));
     queues.record_answer(&[other], &LastAnswer::Failed(down()));
     let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() };
-    queues.set_holder(&KEY, holder, Contention::None);
+    queues.set_holder(&[KEY], holder, Contention::None);
     assert!(queues.last_failure().is_none(), "a grant is an answer");
 }
 
@@ -417,7 +437,7 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
 fn a_holder_stays_known_when_the_queues_close() {
     let queues = with_permit_out(10);
     let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() };
-    queues.set_holder(&KEY, holder, Contention::None);
+    queues.set_holder(&[KEY], holder, Contention::None);
     let waiter = TestWaiter::new("k", false);
     enqueued(&queues, &waiter);
     queues.close();
@@ -540,7 +560,7 @@ async fn a_lock_does_not_linger_while_something_waits_for_it() {
     let queues = with_permit_out(10);
     assert!(!queues.may_linger(&KEY, Some(Duration::ZERO), now), "a barging window is due");
     queues.set_holder(
-        &KEY,
+        &[KEY],
         Holder { lease: 7, owner: Owner::random().unwrap(), since: now },
         Contention::Unknown,
     );
