@@ -72,6 +72,36 @@ mod hand_off {
         assert_eq!(names, ["SET", "EVALSHA"].repeat(10));
     }
 
+    /// While the other one waits, the pool that acquires in a loop has the key once.
+    #[tokio::test(start_paused = true)]
+    async fn two_pools_in_memory_take_turns() {
+        const EACH: usize = 200;
+        let connect = async || {
+            let pool = LockPool::builder("memory://take-turns").ttl(TTL).wait(Wait::Forever);
+            pool.on_current_runtime().connect().await.unwrap()
+        };
+        let (looping, other) = (connect().await, connect().await);
+        let mut holds = 0;
+        let in_a_loop = async {
+            loop {
+                let guard = looping.lock(KEY).acquire().await.unwrap();
+                holds += 1;
+                sleep(ms(1)).await;
+                guard.release().await.unwrap();
+            }
+        };
+        let waiting = async {
+            for _ in 0..EACH {
+                other.lock(KEY).acquire().await.unwrap().release().await.unwrap();
+            }
+        };
+        tokio::select! {
+            () = in_a_loop => {}
+            waited = timeout(ms(60_000), waiting) => waited.expect("the other one has each turn"),
+        }
+        assert!((EACH..=EACH + 2).contains(&holds), "{holds} holds");
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn two_pools_take_turns_for_three_commands_a_section() {
         const EACH: usize = 400;

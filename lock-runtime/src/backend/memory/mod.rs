@@ -1,4 +1,9 @@
 //! `memory://`: locks between the tasks of one process, for first steps and for unit tests.
+//!
+//! Pools on one `memory://name` wait in the queues of the store, in FIFO order. A plain `memory://` has one pool, whose own queue
+//! is enough.
+
+mod lease_table;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,27 +13,25 @@ use std::time::Duration;
 use once_cell::sync::Lazy;
 use tokio::runtime;
 
-use super::{
+use self::lease_table::{ConnectionId, LeaseTable, TableEvent};
+use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
-    KeyPattern, LeaseRef, LeaseStatus, LockHolder, Notifier, Owner, ReleaseOutcome, ReleaseRequest,
-    WaitMode, Warning,
+    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
-use crate::base::clock::{self, Clock, Instant};
+use crate::base::clock::{self, Clock};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
-use crate::base::owner_info::OwnerLabel;
 use crate::base::process::OfProcess;
 use crate::base::sync::{Mutex, MutexGuard};
 
 /// The connection of one pool to a store. All pools of the process with the URL `memory://name` share the store with
-/// that name; each pool with plain `memory://` has a private store. Dropping the connection removes its notifier from
-/// the store.
+/// that name; each pool with plain `memory://` has a private store. Dropping the connection removes its notifier and its
+/// waiting owners from the store.
 #[derive(Debug)]
 pub(crate) struct Memory {
     shared: Arc<SharedTable>,
-    /// Identifies the connection.
-    id: u64,
+    id: ConnectionId,
 }
 
 #[derive(Debug)]
@@ -38,25 +41,9 @@ struct SharedTable {
     paused: Option<runtime::Id>,
     leases: Mutex<LeaseTable>,
     /// The notifier of each connection. The list is shared, so that notifiers run outside the mutex.
-    notifiers: Mutex<Arc<[(u64, Notifier)]>>,
+    notifiers: Mutex<Arc<[(ConnectionId, Notifier)]>>,
     /// Whether only one pool can use it.
     private: bool,
-}
-
-#[derive(Debug, Default)]
-struct LeaseTable {
-    by_key: HashMap<Key, StoredLease>,
-    /// At this size, expired leases are removed.
-    sweep_at: usize,
-}
-
-#[derive(Debug)]
-struct StoredLease {
-    owner: Owner,
-    until: Instant,
-    /// The first fence of the grant.
-    fence: Option<Fence>,
-    label: OwnerLabel,
 }
 
 impl Memory {
@@ -64,7 +51,7 @@ impl Memory {
     pub(crate) fn open(name: &str, clock: Clock) -> Result<Self, LockError> {
         static NAMED: OfProcess<Mutex<HashMap<String, Weak<SharedTable>>>> = OfProcess::new();
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
-        let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = ConnectionId(LAST_ID.fetch_add(1, Ordering::Relaxed) + 1);
         if name.is_empty() {
             return Ok(Self { shared: Arc::new(SharedTable::new(clock, None, true)), id });
         }
@@ -81,54 +68,78 @@ impl Memory {
         Ok(Self { shared, id })
     }
 
-    fn attempt(&self, claim: &AcquireRequest) -> AcquireOutcome {
-        let now = self.shared.clock.now();
-        let mut table = self.leases();
-        let busy = claim
-            .keys
-            .iter()
-            .filter_map(|key| table.holder(key, now))
-            .filter(|stored| stored.owner != claim.owner)
-            .map(|stored| stored.until.since(now))
-            .max();
-        if busy.is_some() {
-            // A release notifies; the end of a ttl does not.
-            let retry_after = busy.unwrap_or_default() + Duration::from_millis(1);
-            return AcquireOutcome::Contended {
-                expires_in: busy,
-                wait_mode: WaitMode::Watch { retry_after },
-            };
+    fn attempt(
+        &self,
+        table: &mut LeaseTable,
+        request: &AcquireRequest,
+        events: &mut Vec<TableEvent>,
+    ) -> AcquireOutcome {
+        let (now, has_queue) = (self.shared.clock.now(), !self.shared.private);
+        if let Some(refused) = table.refusal(request, self.id, has_queue, now, events) {
+            return refused;
         }
-        table.sweep(now);
-        // One counter for the process: fencing tokens keep growing when a named store is dropped and opened again. It starts at
-        // the time of the clock, because the resource that checks the tokens may outlive the process.
-        static LAST_FENCE: Lazy<AtomicU64> = Lazy::new(|| AtomicU64::new(clock::wall_micros()));
-        // Not ahead of the clock: after a restart the tokens would go back.
-        let reserves = claim.fencing
-            && claim.extra_fences > 0
-            && LAST_FENCE.load(Ordering::Relaxed) < clock::wall_micros();
-        let extra_fences = if reserves { claim.extra_fences } else { 0 };
-        let fence = claim.fencing.then(|| {
-            let last = LAST_FENCE.fetch_add(1 + u64::from(extra_fences), Ordering::Relaxed);
-            Fence::new(last + 1)
-        });
-        for key in claim.keys.iter() {
-            // Never shortens the lease: this may be a late request with a shorter ttl.
-            let until = table.holder(key, now).map_or(now, |stored| stored.until);
-            let until = until.max(now + claim.kept_for());
-            let (owner, label) = (claim.owner, claim.label);
-            table.by_key.insert(key.clone(), StoredLease { owner, until, fence, label });
+        let (fence, reserved_fences) = if request.fencing {
+            let (fence, reserved) = next_fences(request.extra_fences);
+            (Some(fence), reserved)
+        } else {
+            (None, 0)
+        };
+        let contended = table.grant(request, self.id, fence, now);
+        AcquireOutcome::Acquired { fence, reserved_fences, contended: Some(contended) }
+    }
+
+    /// Notifies the pools. A grant that its pool does not know goes to the next owner.
+    fn notify(&self, mut events: Vec<TableEvent>) {
+        if events.is_empty() {
+            return;
         }
-        AcquireOutcome::Acquired {
-            fence,
-            reserved_fences: extra_fences,
-            contended: self.shared.private.then_some(false),
+        let notifiers = self.shared.notifiers();
+        let notifier_of = |connection| {
+            let listed = notifiers.iter().find(|(id, _)| *id == connection);
+            listed.map(|(_, notifier)| notifier)
+        };
+        while !events.is_empty() {
+            for event in std::mem::take(&mut events) {
+                match event {
+                    TableEvent::Changed(key) => {
+                        notifiers
+                            .iter()
+                            .for_each(|(_, notifier)| notifier.key_changed(key.as_str()));
+                    }
+                    TableEvent::Contended { key, connection } => {
+                        if let Some(notifier) = notifier_of(connection) {
+                            notifier.contended(key.as_str());
+                        }
+                    }
+                    TableEvent::Granted { key, owner, connection } => {
+                        let is_known = notifier_of(connection).is_some_and(|notifier| {
+                            notifier.head_of_queue(key.as_str(), &owner, Duration::ZERO)
+                        });
+                        if !is_known {
+                            let now = self.shared.clock.now();
+                            self.leases().pass_on(&key, owner, now, &mut events);
+                        }
+                    }
+                }
+            }
         }
     }
 
     fn leases(&self) -> MutexGuard<'_, LeaseTable> {
         self.shared.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The next fencing token, and how many of the numbers that follow it are reserved, `extra` at most.
+fn next_fences(extra: u32) -> (Fence, u32) {
+    // One counter for the process: fencing tokens keep growing when a named store is dropped and opened again. It starts at
+    // the time of the clock, because the resource that checks the tokens may outlive the process.
+    static LAST_FENCE: Lazy<AtomicU64> = Lazy::new(|| AtomicU64::new(clock::wall_micros()));
+    // Not ahead of the clock: after a restart the tokens would go back.
+    let reserves = extra > 0 && LAST_FENCE.load(Ordering::Relaxed) < clock::wall_micros();
+    let reserved = if reserves { extra } else { 0 };
+    let last = LAST_FENCE.fetch_add(1 + u64::from(reserved), Ordering::Relaxed);
+    (Fence::new(last + 1), reserved)
 }
 
 #[cold]
@@ -147,12 +158,12 @@ impl SharedTable {
         Self { clock, paused, leases, notifiers, private }
     }
 
-    fn notifiers(&self) -> Arc<[(u64, Notifier)]> {
+    fn notifiers(&self) -> Arc<[(ConnectionId, Notifier)]> {
         self.notifiers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces the list of notifiers.
-    fn update_notifiers(&self, change: impl FnOnce(&mut Vec<(u64, Notifier)>)) {
+    fn update_notifiers(&self, change: impl FnOnce(&mut Vec<(ConnectionId, Notifier)>)) {
         let mut notifiers = self.notifiers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut listed = notifiers.to_vec();
         change(&mut listed);
@@ -162,34 +173,14 @@ impl SharedTable {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        self.leases().disconnect(self.id);
         self.shared.update_notifiers(|listed| listed.retain(|(id, _)| *id != self.id));
-    }
-}
-
-impl LeaseTable {
-    fn holder(&self, key: &Key, now: Instant) -> Option<&StoredLease> {
-        self.by_key.get(key).filter(|stored| stored.until > now)
-    }
-
-    fn is_held(&self, lease: &LeaseRef, now: Instant) -> bool {
-        lease
-            .keys
-            .iter()
-            .all(|key| self.holder(key, now).is_some_and(|stored| stored.owner == lease.owner))
-    }
-
-    fn sweep(&mut self, now: Instant) {
-        if self.by_key.len() < self.sweep_at {
-            return;
-        }
-        self.by_key.retain(|_, stored| stored.until > now);
-        self.sweep_at = (2 * self.by_key.len()).max(1024);
     }
 }
 
 impl Backend for Memory {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { local: true, ..Capabilities::default() }
+        Capabilities { local: true, wait_queue: !self.shared.private, ..Capabilities::default() }
     }
 
     fn subscribe(&self, notifier: Notifier) {
@@ -198,51 +189,34 @@ impl Backend for Memory {
 
     async fn acquire(
         &self,
-        claims: &[AcquireRequest],
+        requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        claims.iter().map(|claim| Ok(self.attempt(claim))).collect()
+        let mut events = Vec::new();
+        let mut table = self.leases();
+        let mut attempt = |request| Ok(self.attempt(&mut table, request, &mut events));
+        let outcomes = requests.iter().map(&mut attempt).collect();
+        drop(table);
+        self.notify(events);
+        outcomes
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let now = self.shared.clock.now();
         let mut table = self.leases();
-        let mut renew = |lease: &LeaseRef| {
-            let held = table.is_held(lease, now);
-            if held {
-                for key in lease.keys.iter() {
-                    if let Some(stored) = table.by_key.get_mut(key) {
-                        stored.until = now + lease.kept_for();
-                    }
-                }
-            }
-            Ok(LeaseStatus::of(held))
-        };
-        leases.iter().map(&mut renew).collect()
+        leases.iter().map(|lease| Ok(table.renew(lease, now))).collect()
     }
 
     async fn release(
         &self,
-        releases: &[ReleaseRequest],
+        requests: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let now = self.shared.clock.now();
+        let mut events = Vec::new();
         let mut table = self.leases();
-        let mut release = |ReleaseRequest { lease, free_after, .. }: &ReleaseRequest| {
-            let held = table.is_held(lease, now);
-            for key in lease.keys.iter() {
-                match table.by_key.get_mut(key) {
-                    Some(stored) if stored.owner != lease.owner => {}
-                    Some(stored) if !free_after.is_zero() => stored.until = now + *free_after,
-                    _ => drop(table.by_key.remove(key)),
-                }
-            }
-            Ok(if held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
-        };
-        let outcomes = releases.iter().map(&mut release).collect();
+        let mut release = |request| Ok(table.release(request, now, &mut events));
+        let outcomes = requests.iter().map(&mut release).collect();
         drop(table);
-        let notifiers = self.shared.notifiers();
-        for key in releases.iter().flat_map(|release| release.lease.keys.iter()) {
-            notifiers.iter().for_each(|(_, notifier)| notifier.key_changed(key.as_str()));
-        }
+        self.notify(events);
         outcomes
     }
 
@@ -251,16 +225,8 @@ impl Backend for Memory {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
-        let now = self.shared.clock.now();
-        let holder = self.leases().holder(key, now).map(|stored| {
-            let expires_in = Some(stored.until.since(now));
-            LockHolder::new(Some(stored.owner.tag()))
-                .with_token(Some(stored.owner))
-                .with_expiry(expires_in)
-                .with_fence(stored.fence)
-                .with_info(stored.label.info())
-        });
-        Ok(Some(Inspection::new(holder)))
+        let (now, has_queue) = (self.shared.clock.now(), !self.shared.private);
+        Ok(Some(self.leases().inspect(key, has_queue, now)))
     }
 
     async fn list(
@@ -270,11 +236,7 @@ impl Backend for Memory {
     ) -> Result<Option<KeyList>, BackendError> {
         let now = self.shared.clock.now();
         // Requests wait for the table. They do not wait for the pattern.
-        let mut keys: Vec<Key> = {
-            let table = self.leases();
-            let held = table.by_key.iter().filter(|(_, stored)| stored.until > now);
-            held.map(|(key, _)| key.clone()).collect()
-        };
+        let mut keys: Vec<Key> = self.leases().held(now).cloned().collect();
         keys.retain(|key| pattern.key_of(key.as_str()).is_some());
         Ok(Some(KeyList::new(keys, true, limit)))
     }
