@@ -20,7 +20,7 @@ fn ends_well(name: &str, says: &[&str]) {
 }
 
 #[track_caller]
-fn run(name: &str, args: &[&str], says: &[&str]) {
+fn run(name: &str, args: &[&str], says: &[&str]) -> String {
     let worker = Worker::start(&example(name), args);
     let status = worker.wait_for_exit(DEADLINE);
     let output = worker.stdout().join("\n");
@@ -28,6 +28,7 @@ fn run(name: &str, args: &[&str], says: &[&str]) {
     for words in says {
         assert!(output.contains(words), "{name} {args:?}: {words}?\n{output}");
     }
+    output
 }
 
 #[test]
@@ -43,6 +44,20 @@ fn order_state() {
 #[test]
 fn batch_dispatcher() {
     ends_well("batch_dispatcher", &["500 tasks were handed out, 500 different ones"]);
+}
+
+#[test]
+fn scheduled_job() {
+    let says = "12 minutes were reported, each once";
+    run("scheduled_job", &[], &[says]);
+    let server = RedisServer::start();
+    // On a busy machine the others may be first at the lock in each minute.
+    let dies =
+        |_| run("scheduled_job", &[&server.url()], &[says]).contains("instance 0: signal: 6");
+    assert!((0..5).any(dies), "instance 0 never gets the lock");
+    eventually(DEADLINE, "`min_hold` is over", || {
+        server.cli(&["KEYS", "jobs:*"]).trim().is_empty()
+    });
 }
 
 #[test]
