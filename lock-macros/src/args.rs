@@ -116,7 +116,8 @@ impl Args {
             "retry_delay" => self.retry_delay = value::time(name, value, errors),
             "retry_count" => self.retry_count = Some(value::retry_count(value)?),
             "name" => self.name = Some(value::name(&value)?),
-            _ => self.crate_path = Some(value::crate_path(&value)?),
+            "crate" => self.crate_path = Some(value::crate_path(&value)?),
+            other => return Err(Error::new(span, format!("`{other}` is not an argument"))),
         }
         Ok(())
     }

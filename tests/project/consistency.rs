@@ -188,6 +188,62 @@ fn every_argument_is_in_the_readme_and_the_docs() {
 }
 
 /// The table of the crate's documentation has all features that are for users, and says which are the default.
+/// What is left behind by a future that is dropped is part of its contract.
+#[test]
+fn every_public_async_function_documents_its_cancellation() {
+    let mut folders = vec![root().join("lock-runtime/src")];
+    let mut checked = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let mut docs = String::new();
+            for line in fs::read_to_string(&path).unwrap().lines().map(str::trim_start) {
+                if line.starts_with("pub async fn ") {
+                    let says =
+                        ["Cancel safe", "ancel safe as", "cancel safe.", "dropped", "Dropping"];
+                    let is_documented = says.iter().any(|words| docs.contains(words));
+                    assert!(is_documented, "{}: {line}", path.display());
+                    checked += 1;
+                }
+                match line.strip_prefix("///") {
+                    Some(text) => docs += text,
+                    None if line.starts_with("#[") => {}
+                    None => docs.clear(),
+                }
+            }
+        }
+    }
+    assert!(checked > 20, "{checked}");
+}
+
+/// The compiler refuses what the runtime would refuse at the first call.
+#[test]
+fn the_attribute_and_the_runtime_have_the_same_limits() {
+    let value = |file: &str, name: &str| {
+        let text = read(file);
+        let begin = format!("const {name}: ");
+        let line = text.lines().find_map(|line| line.split_once(&begin)).unwrap().1;
+        line.split_once(" = ").unwrap().1.to_owned()
+    };
+    let (options, rules) =
+        ("lock-runtime/src/base/options.rs", "lock-runtime/src/base/key_rules.rs");
+    for (ours, file, theirs) in [
+        ("SHORTEST_TTL", options, "MIN"),
+        ("LONGEST_TTL", options, "LONGEST"),
+        ("LONGEST_DELAY", options, "MAX_DELAY"),
+        ("LONGEST_DELAY", options, "LONGEST_LINGER"),
+        ("SHORTEST_INTERVAL", options, "SHORTEST_INTERVAL"),
+        ("RESERVED", rules, "RESERVED"),
+    ] {
+        assert_eq!(value("lock-macros/src/check.rs", ours), value(file, theirs), "{ours} {theirs}");
+    }
+    assert_eq!(value(options, "MAX"), "LONGEST;");
+}
+
 #[test]
 fn every_feature_is_documented() {
     let (manifest, docs) = (read("lock-runtime/Cargo.toml"), read("lock-runtime/src/lib.rs"));

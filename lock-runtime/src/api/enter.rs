@@ -13,6 +13,7 @@ use crate::api::reentrancy;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
+use crate::base::key_rules::MOST_KEYS;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{LockOptions, Policy};
 use crate::lease::held_lease::HeldLease;
@@ -45,7 +46,7 @@ fn start(call: LockCall) -> Result<Entering, LockError> {
     let keys = keys.map_err(refuse)?.into_iter().map(|key| key.shortened_for(prefix)).collect();
     let keys = sorted(keys).map_err(refuse)?;
     let refuse = |error: LockError| refuse(error.of_keys(&keys));
-    keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(refuse)?;
+    keys.iter().try_for_each(|key| key.check_reserved_text(prefix)).map_err(refuse)?;
     let policy = Policy::new(&options, &core.config.defaults).map_err(refuse)?;
     policy.check_key_count(&options, keys.len()).map_err(refuse)?;
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
@@ -163,9 +164,6 @@ fn sorted(mut keys: Vec<Key>) -> Result<Arc<[Key]>, LockError> {
     }
     Ok(keys.into())
 }
-
-/// The maximum number of keys in one request. Their script takes the store about a millisecond, and blocks all other clients.
-const MOST_KEYS: usize = 128;
 
 #[cold]
 fn too_many(count: usize) -> LockError {

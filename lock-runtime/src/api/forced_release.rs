@@ -3,8 +3,7 @@
 use tokio::time::timeout;
 
 use crate::api::pool::LockPool;
-use crate::api::store_request::silence;
-use crate::backend::{FailureKind, ReleaseOutcome, ReleaseRequest};
+use crate::backend::{BackendError, FailureKind, ReleaseOutcome, ReleaseRequest};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::inspection::LockHolder;
 use crate::base::key::Key;
@@ -64,7 +63,8 @@ impl LockPool {
     }
 
     /// [`force_release`](Self::force_release) on behalf of `operator`, the name of a user or a program. The event has it in
-    /// `by`, for example `alice at web-7/4711`. The name stays in this process.
+    /// `by`, for example `alice at web-7/4711`. The name stays in this process. A call that is dropped after its first poll may
+    /// still release the lock.
     ///
     /// ```
     /// # use lock_runtime::LockPool;
@@ -118,14 +118,12 @@ impl LockPool {
             let answer = timeout(limit, core.backend().release(&requests)).await;
             let answer = answer.ok().and_then(|mut answers| answers.pop());
             let released = answer
-                .unwrap_or_else(|| Err(silence()))
+                .unwrap_or_else(|| Err(BackendError::unanswered()))
                 .map(|outcome| outcome != ReleaseOutcome::NotHeld);
-            let was_held = match &released {
-                Ok(released) => Some(Some(*released)),
-                Err(error) if error.kind() == FailureKind::NotApplied => None,
-                Err(_) => Some(None),
-            };
-            if let (Some(owner), Some(was_held)) = (owner, was_held) {
+            let is_sent =
+                !matches!(&released, Err(error) if error.kind() == FailureKind::NotApplied);
+            if let Some(owner) = owner.filter(|_| is_sent) {
+                let was_held = released.as_ref().ok().copied();
                 events::released_by_force(core.name(), owner, was_held, operator);
             }
             if let (Some(owner), Ok(true)) = (owner, &released) {

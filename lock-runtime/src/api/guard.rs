@@ -157,7 +157,10 @@ impl LockGuard {
         Lost { guard: self.borrowed(), listener: Listener::new(self.lease()) }
     }
 
-    /// Reads from the store whether the lock is still held by this guard (Chubby's CheckSequencer).
+    /// Reads from the store whether the lock is still held by this guard (Chubby's CheckSequencer). If it is not, the hold is lost
+    /// from then on, as after a renewal that finds it: [`lost`](Self::lost) resolves, and a body is cancelled.
+    ///
+    /// Cancel safe. A request that has been sent is not recalled.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if it is not, [`ErrorKind::Backend`] if the store does not answer.

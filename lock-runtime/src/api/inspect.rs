@@ -55,7 +55,7 @@ impl LockPool {
         }
         let prefix = &core.config.key_prefix;
         let key = key.clone().checked()?.shortened_for(prefix);
-        key.is_free_behind(prefix)?;
+        key.check_reserved_text(prefix)?;
         Ok(key.prefixed(prefix))
     }
 

@@ -23,6 +23,8 @@ fn pools() -> &'static RwLock<HashMap<String, LockPool>> {
 /// Connects to the store at `url` and installs the pool as `"default"`, the pool of all annotated functions that name no
 /// other. See [`LockPool::connect`] for the URLs.
 ///
+/// Cancel safe. If the future is dropped, there is no pool, and connections that were begun are closed.
+///
 /// # Errors
 /// [`ErrorKind::Config`] if there is a default pool already, or the URL is invalid. [`ErrorKind::Backend`] if the store is
 /// unreachable or refuses.
@@ -30,7 +32,7 @@ pub async fn init(url: &str) -> Result<LockPool, LockError> {
     init_with(LockPool::builder(url)).await
 }
 
-/// Like [`init`], with the settings of `pool`.
+/// Like [`init`], with the settings of `pool`. As cancel safe.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -51,7 +53,7 @@ pub async fn init_with(pool: PoolBuilder) -> Result<LockPool, LockError> {
     Ok(pool)
 }
 
-/// Like [`init_with`], with the settings of [`PoolBuilder::from_env`]: `LOCK_URL` and others.
+/// Like [`init_with`], with the settings of [`PoolBuilder::from_env`]: `LOCK_URL` and others. As cancel safe.
 ///
 /// # Errors
 /// Same as [`init`], and [`ErrorKind::Config`] if a variable is missing or invalid.
@@ -86,6 +88,8 @@ pub fn pool(name: &str) -> Option<LockPool> {
 
 /// Shuts down all installed pools at the same time; see [`LockPool::shutdown`]. Later calls of annotated functions get
 /// [`ErrorKind::PoolClosed`], until another pool is installed.
+///
+/// Cancel safe: once polled, it completes in the background.
 pub async fn shutdown(grace: Duration) -> ShutdownReport {
     let closing: Vec<_> = all()
         .into_iter()

@@ -4,13 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout;
-
 use crate::api::request::LockRequest;
 use crate::backend::credentials::{Credentials, Provider};
-use crate::backend::{
-    self, Backend, BackendConfig, BackendError, DynBackend, FailureKind, LeaseRef, Warning,
-};
+use crate::backend::{self, Backend, BackendConfig, DynBackend, LeaseRef, Warning};
 use crate::base::clock::{Clock, TwoClocks};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -57,6 +53,8 @@ impl LockPool {
     /// Scripts keep the locks in Redis. Where a server or proxy refuses scripts, plain commands keep them, without fences;
     /// [`health`](Self::health) warns of it. `?scripts=off` uses plain commands from the start, `?scripts=on` makes a
     /// refusal an error.
+    ///
+    /// Cancel safe. If the future is dropped, there is no pool, and connections that were begun are closed.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the URL is invalid, [`ErrorKind::Backend`] if the store is unreachable or refuses.
@@ -131,7 +129,7 @@ impl LockPool {
             |error: LockError| error.of_keys(sequencer.shared_keys()).in_pool(core.name());
         let prefix = &*core.config.key_prefix;
         for key in sequencer.keys() {
-            key.is_free_behind(prefix).map_err(located)?;
+            key.check_reserved_text(prefix).map_err(located)?;
         }
         let keys: Vec<_> = sequencer.keys().iter().map(|key| key.prefixed(prefix)).collect();
         // A read takes no time of the lease.
@@ -145,25 +143,18 @@ impl LockPool {
         )))
     }
 
-    /// Checks whether the store can serve, and reads its warnings.
+    /// Checks whether the store can serve, and reads its warnings. Cancel safe: nothing is changed.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if it does not answer, or cannot serve.
     pub async fn health(&self) -> Result<Health, LockError> {
-        if self.0.is_inherited() {
-            return Err(LockError::inherited().in_pool(self.0.name()));
-        }
-        let core = self.0.clone();
-        let asked = async move {
+        let (core, limit) = (self.0.clone(), self.0.config.request_timeout);
+        let reading = async move {
             let began = core.clock().now();
-            let answer = timeout(core.config.request_timeout, core.backend().health()).await;
-            let silence =
-                || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
-            let warnings = answer.unwrap_or_else(|_| Err(silence()))?;
+            let warnings = core.backend().health().await?;
             Ok(Health { round_trip: core.clock().now().since(began), warnings })
         };
-        let answer: Result<Health, BackendError> = self.0.driver().run(asked).await?;
-        answer.map_err(|error| LockError::backend(error).in_pool(self.0.name()))
+        self.asked(limit, reading).await.map_err(|error| error.in_pool(self.0.name()))
     }
 
     /// Shuts the pool down: rejects waiters and new acquires, and lets holders finish until `grace` is over. Then it
@@ -271,8 +262,8 @@ impl PoolBuilder {
     /// How long this process hands a lock off among its own tasks while other processes wait for it. A hand-off sends no
     /// request to the store. Without waiters in other processes there is no limit. Zero sends a request every time. At most
     /// the pool's ttl. Defaults to 5 ms; about 25 round trips are a good value on a slow network.
-    pub fn local_handoff_limit(mut self, slice: Duration) -> Self {
-        self.local_handoff_limit = slice;
+    pub fn local_handoff_limit(mut self, limit: Duration) -> Self {
+        self.local_handoff_limit = limit;
         self
     }
 
@@ -428,8 +419,8 @@ impl PoolBuilder {
     /// no vote went to another client, the missing votes are awaited up to the request timeout, unless this is set.
     /// Defaults to the usual time of the node, the retransmission timeout of RFC 6298 over its response times. It is at
     /// least a twentieth of the ttl, between 5 and 50 ms, and at most 1 s.
-    pub fn node_timeout(mut self, request_timeout: Duration) -> Self {
-        self.node_timeout = Some(request_timeout);
+    pub fn node_timeout(mut self, limit: Duration) -> Self {
+        self.node_timeout = Some(limit);
         self
     }
 
@@ -517,7 +508,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Connects.
+    /// Connects. As cancel safe as [`LockPool::connect`].
     ///
     /// # Errors
     /// Same as [`LockPool::connect`].

@@ -40,6 +40,8 @@ use crate::base::error::{ErrorKind, LockError};
 /// ```
 ///
 /// On a runtime with two such calls at the same time, a task in neither of them gets [`ErrorKind::Config`].
+///
+/// Dropping the future drops `body`.
 pub async fn with_pool<F: Future>(name: &str, pool: LockPool, body: F) -> F::Output {
     pool.core().set_name(name);
     let entry = Entry {

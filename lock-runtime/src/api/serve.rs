@@ -20,6 +20,9 @@ use crate::lock::shutdown::ShutdownReport;
 /// For programs without a server. With a server, use [`serve`]: the server stops first, and the pools afterwards. From the
 /// first poll on, the signals no longer end the process on their own. A second signal ends the grace period.
 ///
+/// If the future is dropped before a signal, the pools stay open, and the signals stay without effect. A shutdown that has begun
+/// completes in the background.
+///
 /// # Errors
 /// [`ErrorKind::Config`] if the signal handlers cannot be installed.
 pub async fn shutdown_on_signal(grace: Duration) -> Result<ShutdownReport, LockError> {
@@ -136,7 +139,7 @@ pub async fn serve<S: IntoFuture>(
     serve_by(first, second, grace, server).await
 }
 
-/// Like [`serve`], until `signal` resolves.
+/// Like [`serve`], until `signal` resolves. Dropping the future drops the server, and the pools stay open.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if the driver thread cannot be started.

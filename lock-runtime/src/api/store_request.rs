@@ -3,22 +3,21 @@
 use std::future::Future;
 use std::time::Duration;
 
-use tokio::time::timeout;
-
 use crate::api::pool::LockPool;
-use crate::backend::{BackendError, FailureKind};
+use crate::backend::BackendError;
 use crate::base::error::LockError;
 
 impl LockPool {
-    /// The answer to `request`, which runs on the driver and has `limit`.
+    /// The answer to `request`, which runs on the driver, within `limit`.
     pub(crate) async fn asked<T: Send + 'static>(
         &self,
         limit: Duration,
         request: impl Future<Output = Result<T, BackendError>> + Send + 'static,
     ) -> Result<T, LockError> {
-        let answering =
-            async move { timeout(limit, request).await.unwrap_or_else(|_| Err(silence())) };
-        self.on_driver(answering).await
+        if self.core().is_inherited() {
+            return Err(LockError::inherited());
+        }
+        self.core().ask(limit, request).await
     }
 
     /// The answer to `request`, which has a time limit of its own. The request goes on even if the caller is dropped.
@@ -31,9 +30,4 @@ impl LockPool {
         }
         self.core().driver().run(request).await?.map_err(LockError::backend)
     }
-}
-
-#[cold]
-pub(crate) fn silence() -> BackendError {
-    BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time")
 }

@@ -187,6 +187,13 @@ impl LeaseRef {
         Self { keys: keys.into(), owner, ttl, min_hold: Duration::ZERO }
     }
 
+    /// How long a release reserves a key for the head of its wait queue. This is the longest time for which a process that is
+    /// frozen at that moment delays the other waiters.
+    #[cfg(any(feature = "redis", feature = "_sql"))]
+    pub(crate) fn reservation_time(&self) -> Duration {
+        (self.ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(1)).min(self.ttl)
+    }
+
     /// How long the store keeps a renewed lease without any further request: the longer of [`ttl`](Self::ttl) and
     /// [`min_hold`](Self::min_hold).
     #[must_use]
@@ -465,8 +472,8 @@ impl Default for Capabilities {
 /// A panic counts as a request without an answer ([`FailureKind::MaybeApplied`]), and the request is repeated. A call
 /// that blocks its thread delays all renewals of the pool.
 pub trait Backend: Send + Sync + 'static {
-    /// What the store can do. `local`, `local_handoff`, `paced` and `renewal_restores` are read once, when the pool starts. The
-    /// others are read when they are needed, and may depend on the connection.
+    /// What the store can do. `wait_queue` is read when it is needed, and may depend on the connection. The others are read once,
+    /// when the pool starts; `fencing` by the suite `testing::conformance` only.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }

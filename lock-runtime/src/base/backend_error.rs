@@ -51,6 +51,12 @@ impl BackendError {
         Self(Arc::new(BackendErrorDetails { kind, message, remedy: "", source: None }))
     }
 
+    /// The error of a request that was not answered within its limit.
+    #[cold]
+    pub(crate) fn unanswered() -> Self {
+        Self::new(FailureKind::MaybeApplied, "the store did not answer in time")
+    }
+
     /// Adds the advice that error texts end with.
     #[must_use]
     pub fn remedy(self, remedy: &'static str) -> Self {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 use std::ops::Add;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::runtime;
 
@@ -157,10 +157,14 @@ fn boot_nanos() -> u64 {
     nanos(ORIGIN.elapsed())
 }
 
-/// Microseconds since 1970 by the machine's clock, which may step. For numbers that should grow, not for
-/// measuring time.
+/// The machine's clock, which may step. For comparisons with the clocks of servers, not for measuring time.
+pub(crate) fn wall() -> SystemTime {
+    SystemTime::now()
+}
+
+/// Microseconds since 1970 by the machine's clock. For numbers that should grow.
 pub(crate) fn wall_micros() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let since = wall().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or_default())
 }
 

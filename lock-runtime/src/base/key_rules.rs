@@ -11,6 +11,9 @@ const MAX_BYTES: usize = 512;
 /// The limit for the prefix of a pool. A shortened key keeps it whole, so that a search by the prefix finds the key.
 const MAX_PREFIX_BYTES: usize = 256;
 
+/// The maximum number of keys in one request. Their script takes the store about a millisecond, and blocks all other clients.
+pub(crate) const MOST_KEYS: usize = 128;
+
 /// Marks a hashed tail. `%` in a rendered value is always followed by two hex digits, so that no
 /// value can look like one.
 const HASH_MARK: &str = "%~";
@@ -52,7 +55,7 @@ impl Key {
     }
 
     /// Refuses a key that, after `prefix`, could be the name of something other than a lock.
-    pub(crate) fn is_free_behind(&self, prefix: &str) -> Result<(), LockError> {
+    pub(crate) fn check_reserved_text(&self, prefix: &str) -> Result<(), LockError> {
         let text = self.as_str();
         let crosses = |at| prefix.ends_with(&RESERVED[..at]) && text.starts_with(&RESERVED[at..]);
         if text.contains(RESERVED) || (!prefix.is_empty() && (1..RESERVED.len()).any(crosses)) {
@@ -133,7 +136,7 @@ mod tests {
     #[test]
     fn the_names_beside_a_lock_are_no_keys() {
         let refused = |prefix: &str, text: &str| {
-            Key::from(text).is_free_behind(prefix).err().map(|error| {
+            Key::from(text).check_reserved_text(prefix).err().map(|error| {
                 assert_eq!(error.kind(), ErrorKind::InvalidKey);
                 assert!(error.to_string().contains("lock_runtime:"), "{error}");
             })

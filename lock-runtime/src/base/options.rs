@@ -366,14 +366,14 @@ impl Policy {
             fencing: options.fencing.unwrap_or(false),
             owner_info: defaults.owner_info,
         };
-        policy.renewal_is_in_time(renew, defaults)?;
-        policy.hold_limits_are_valid()?;
+        policy.check_renewal_interval(renew, defaults)?;
+        policy.check_hold_limits()?;
         if options.linger.is_none() && policy.may_not_linger().is_none() {
             policy.linger = defaults.linger;
         }
-        policy.linger_is_valid()?;
+        policy.check_linger()?;
         if policy.reentrant {
-            policy.can_pass_through(renew)?;
+            policy.check_reentrancy(renew)?;
         }
         if retry_delay.is_some_and(|delay| delay.is_zero() || delay > LONGEST) {
             return Err(refused(
@@ -387,7 +387,7 @@ impl Policy {
         Ok(policy)
     }
 
-    fn renewal_is_in_time(&self, renew: Renew, defaults: &Defaults) -> Result<(), LockError> {
+    fn check_renewal_interval(&self, renew: Renew, defaults: &Defaults) -> Result<(), LockError> {
         let Some(interval) = self.renew_every else { return Ok(()) };
         let (ttl, longest) = (self.ttl.get(), self.ttl.longest_interval(self.cancel_margin()));
         if interval > longest && renew == Renew::Auto {
@@ -417,7 +417,7 @@ impl Policy {
         Ok(())
     }
 
-    fn hold_limits_are_valid(&self) -> Result<(), LockError> {
+    fn check_hold_limits(&self) -> Result<(), LockError> {
         let min_hold = self.min_hold;
         if min_hold > LONGEST {
             return Err(refused(
@@ -475,7 +475,7 @@ impl Policy {
         }
     }
 
-    fn linger_is_valid(&self) -> Result<(), LockError> {
+    fn check_linger(&self) -> Result<(), LockError> {
         let linger = self.linger;
         if linger > LONGEST_LINGER {
             return Err(refused(
@@ -495,7 +495,7 @@ impl Policy {
     }
 
     /// A reentrant call that uses the lock of an outer call has no lease of its own to limit, keep or renew.
-    fn can_pass_through(&self, renew: Renew) -> Result<(), LockError> {
+    fn check_reentrancy(&self, renew: Renew) -> Result<(), LockError> {
         let name = if self.max_hold.is_some() {
             "max_hold"
         } else if !self.min_hold.is_zero() {

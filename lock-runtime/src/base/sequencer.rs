@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::base::fence::Fence;
 use crate::base::key::Key;
-use crate::base::key_rules::push_hex;
+use crate::base::key_rules::{MOST_KEYS, push_hex};
 use crate::base::owner::Owner;
 
 /// A grant as one value: keys, fence, and the owner token by which the store knows it (Chubby's sequencer).
@@ -81,9 +81,6 @@ impl Sequencer {
 
 /// The version of the text.
 const VERSION: &str = "v1";
-
-/// The maximum number of keys in one request; see [`LockPool::lock_all`](crate::LockPool::lock_all).
-const MOST_KEYS: usize = 128;
 
 /// `v1;<fence>;<owner token>;<key>`, followed by further keys. Bytes of a key other than letters, digits and a few signs
 /// are escaped as in a URL.

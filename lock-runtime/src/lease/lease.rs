@@ -46,8 +46,8 @@ pub(crate) struct Lease {
     /// When the wait began.
     requested_at: Instant,
     pub(crate) granted_at: Instant,
-    /// This and the next four are from `spec`. A renewal does not read `spec`: with very many leases it is bound by the
-    /// memory that it reads.
+    /// Like `store_keys`, `ttl`, `renew_every` and `min_hold_until` from `spec`, which a renewal does not read: with very many leases
+    /// it is bound by the memory that it reads.
     pub(crate) metrics: LockMetrics,
     store_keys: Arc<[Key]>,
     pub(crate) ttl: Ttl,
@@ -231,12 +231,12 @@ impl Lease {
 
     /// The caller has the lease. `false` if the grant was withdrawn before.
     pub(crate) fn pick_up(&self) -> bool {
-        self.offer.end(Offer::PICKED_UP)
+        self.offer.pick_up()
     }
 
     /// Withdraws the grant. `false` if the caller has it, or it was withdrawn before.
     pub(crate) fn withdraw(&self) -> bool {
-        self.offer.end(Offer::EXPIRED)
+        self.offer.withdraw()
     }
 
     /// Whether no holder will release it when it is lost. The lock lingers, or the grant was not picked up and is withdrawn

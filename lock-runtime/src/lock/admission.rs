@@ -30,7 +30,7 @@ struct Size {
     /// The size does not become smaller than this.
     least: usize,
     /// How many more are in flight, after it shrank.
-    debt: usize,
+    excess: usize,
     /// About the shortest time of an answer.
     shortest: Option<Duration>,
     /// A call that was sent earlier has seen the size before the last change.
@@ -42,9 +42,19 @@ struct Size {
 pub(crate) struct AdmissionSlot {
     /// `None` for a store that is not paced.
     room: Option<(Arc<Admission>, OwnedSemaphorePermit)>,
-    /// When the call was sent. One that was not says nothing about the store.
-    sent: Option<Instant>,
-    is_answered: bool,
+    call: CallState,
+}
+
+/// How far the call of a slot got.
+#[derive(Clone, Copy, Debug, Default)]
+enum CallState {
+    /// It says nothing about the store.
+    #[default]
+    NotSent,
+    /// Sent at this time, without an answer.
+    Sent(Instant),
+    /// Sent at this time, and answered.
+    Answered(Instant),
 }
 
 impl Admission {
@@ -57,7 +67,7 @@ impl Admission {
     pub(crate) fn new(clock: Clock, request_timeout: Duration, least: usize) -> Arc<Self> {
         let least = least.clamp(Self::LEAST, Self::MOST);
         let requests = Self::FIRST.max(least);
-        let size = Size { requests, least, debt: 0, shortest: None, shrunk_at: None };
+        let size = Size { requests, least, excess: 0, shortest: None, shrunk_at: None };
         Arc::new(Self {
             room: Arc::new(Semaphore::new(requests)),
             size: Mutex::new(size),
@@ -74,16 +84,26 @@ impl Admission {
         AdmissionSlot { room: room.map(|room| (self.clone(), room)), ..AdmissionSlot::default() }
     }
 
-    /// Returns `room`, after a call that was sent at `sent`, if it was.
-    fn leave(&self, room: OwnedSemaphorePermit, sent: Option<Instant>, is_answered: bool) {
+    /// Returns `room` after its call.
+    fn leave(&self, room: OwnedSemaphorePermit, call: CallState) {
         let now = self.clock.now();
-        let some_wait = self.room.available_permits() == 0;
+        let is_full = self.room.available_permits() == 0;
         let mut size = self.size();
-        let learned = sent.map(|sent| {
-            size.learn(now, sent, is_answered, some_wait, room.num_permits(), self.slack)
-        });
-        let grown = learned.unwrap_or_default();
-        let kept = size.pay(room);
+        let grown = match call {
+            CallState::Answered(sent) if size.is_prompt(now.since(sent), self.slack) => {
+                if is_full {
+                    size.grow(room.num_permits())
+                } else {
+                    0
+                }
+            }
+            CallState::Answered(sent) | CallState::Sent(sent) => {
+                size.shrink(sent, now);
+                0
+            }
+            CallState::NotSent => 0,
+        };
+        let kept = size.without_excess(room);
         drop(size);
         self.room.add_permits(grown);
         // Wakes the next waiter.
@@ -96,49 +116,44 @@ impl Admission {
 }
 
 impl Size {
-    /// By how much the size grows after a call of `requests`.
-    fn learn(
-        &mut self,
-        now: Instant,
-        sent: Instant,
-        is_answered: bool,
-        some_wait: bool,
-        requests: usize,
-        slack: Duration,
-    ) -> usize {
-        let took = now.since(sent);
-        if is_answered {
-            self.shortest = Some(match self.shortest {
-                // It rises slowly: the route to the store may have become longer.
-                Some(shortest) => took.min(shortest + shortest / 4096),
-                None => took,
-            });
+    /// Whether a store that usually answers in about the shortest time has answered promptly after `took`.
+    fn is_prompt(&mut self, took: Duration, slack: Duration) -> bool {
+        let shortest = match self.shortest {
+            // It rises slowly: the route to the store may have become longer.
+            Some(shortest) => took.min(shortest + shortest / 4096),
+            None => took,
+        };
+        self.shortest = Some(shortest);
+        let base = shortest.min(slack.saturating_mul(4));
+        took <= base.saturating_mul(2).saturating_add(slack)
+    }
+
+    /// Grows after a prompt call of `requests`, while others wait. Returns by how much.
+    fn grow(&mut self, requests: usize) -> usize {
+        if self.excess > 0 {
+            return 0;
         }
-        let base = self.shortest.unwrap_or_default().min(slack.saturating_mul(4));
-        if is_answered && took <= base.saturating_mul(2).saturating_add(slack) {
-            if !some_wait || self.debt > 0 {
-                return 0;
-            }
-            let grown = requests.div_ceil(2).min(Admission::MOST - self.requests);
-            self.requests += grown;
-            return grown;
-        }
-        // Once for all calls in flight.
+        let grown = requests.div_ceil(2).min(Admission::MOST - self.requests);
+        self.requests += grown;
+        grown
+    }
+
+    /// Shrinks after a call that was sent at `sent` and took long. Once for all calls in flight.
+    fn shrink(&mut self, sent: Instant, now: Instant) {
         if self.shrunk_at.is_none_or(|shrunk_at| sent >= shrunk_at) {
             let requests = (self.requests - self.requests / 4).max(self.least);
-            self.debt += self.requests - requests;
+            self.excess += self.requests - requests;
             self.requests = requests;
             self.shrunk_at = Some(now);
         }
-        0
     }
 
-    /// What is left of `room` after the excess.
-    fn pay(&mut self, mut room: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
-        let owed = self.debt.min(room.num_permits());
-        self.debt -= owed;
-        if let Some(owed) = room.split(owed) {
-            owed.forget();
+    /// What is left of `room` without the excess.
+    fn without_excess(&mut self, mut room: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
+        let excess = self.excess.min(room.num_permits());
+        self.excess -= excess;
+        if let Some(excess) = room.split(excess) {
+            excess.forget();
         }
         (room.num_permits() > 0).then_some(room)
     }
@@ -147,19 +162,21 @@ impl Size {
 impl AdmissionSlot {
     /// The call is sent now.
     pub(crate) fn sent(&mut self, now: Instant) {
-        self.sent = Some(now);
+        self.call = CallState::Sent(now);
     }
 
     /// The store has answered.
     pub(crate) fn answered(mut self) {
-        self.is_answered = true;
+        if let CallState::Sent(sent) = self.call {
+            self.call = CallState::Answered(sent);
+        }
     }
 }
 
 impl Drop for AdmissionSlot {
     fn drop(&mut self) {
         if let Some((admission, room)) = self.room.take() {
-            admission.leave(room, self.sent, self.is_answered);
+            admission.leave(room, self.call);
         }
     }
 }
@@ -170,7 +187,7 @@ mod tests {
 
     fn under_way(admission: &Admission) -> (usize, usize) {
         let size = admission.size();
-        (size.requests, size.debt)
+        (size.requests, size.excess)
     }
 
     async fn pause(span: Duration) {

@@ -245,12 +245,22 @@ impl PoolCore {
     /// Reads from the store whether `lease` still belongs to its owner. The text of an error names neither the lock nor the
     /// pool.
     pub(crate) async fn is_held(self: &Arc<Self>, lease: LeaseRef) -> Result<bool, LockError> {
-        let (core, limit) = (self.clone(), self.config.request_timeout);
-        let reading = async move { timeout(limit, core.backend().is_held(&lease)).await };
-        let silence =
-            || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
-        let outcome = self.driver().run(reading).await?.unwrap_or_else(|_| Err(silence()));
-        outcome.map(|status| status == LeaseStatus::Held).map_err(LockError::backend)
+        let core = self.clone();
+        let reading = async move { core.backend().is_held(&lease).await };
+        let status = self.ask(self.config.request_timeout, reading).await?;
+        Ok(status == LeaseStatus::Held)
+    }
+
+    /// The answer to `request`, which runs on the driver, within `limit`.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        request: impl Future<Output = Result<T, BackendError>> + Send + 'static,
+    ) -> Result<T, LockError> {
+        // The timer is one of the driver.
+        let answering = async move { timeout(limit, request).await };
+        let answer = self.driver().run(answering).await?;
+        answer.unwrap_or_else(|_| Err(BackendError::unanswered())).map_err(LockError::backend)
     }
 
     /// Waits until the store has room for `requests` more. A store that is not paced always has. Cancel safe.

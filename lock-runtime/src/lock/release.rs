@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{LeaseRef, ReleaseOutcome, ReleaseRequest, Successor};
+use crate::backend::{LeaseRef, ReleaseOutcome, ReleaseRequest, Successor, TIME_PER_REQUEST};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
@@ -321,7 +321,9 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
     wait_for_renewals(core, &leases).await;
     let request = |lease: &Arc<Lease>| end_of(lease, lease.locked_beside_holder());
     let requests: Vec<_> = leases.iter().map(request).collect();
-    let outcomes = timeout(core.store_call_timeout(), core.backend().release(&requests)).await;
+    let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
+    let limit = core.store_call_timeout().saturating_add(TIME_PER_REQUEST.saturating_mul(count));
+    let outcomes = timeout(limit, core.backend().release(&requests)).await;
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for lease in &leases {
         match outcomes.next().unwrap_or_else(|| Err(silence())) {

@@ -61,18 +61,13 @@ impl Reachability {
     const TRIAL: Duration = Duration::from_secs(1);
 
     fn on_answer(&mut self, now: Instant) -> Change {
-        match self {
+        let change = match self {
             Self::Up | Self::Closed => return Change::None,
-            Self::Failing { .. } => {
-                *self = Self::Up;
-                return Change::None;
-            }
-            Self::Down { .. } => {}
-        }
-        match std::mem::replace(self, Self::Up) {
-            Self::Down { since, .. } => Change::Back(now.since(since)),
-            _ => Change::None,
-        }
+            Self::Failing { .. } => Change::None,
+            Self::Down { since, .. } => Change::Back(now.since(*since)),
+        };
+        *self = Self::Up;
+        change
     }
 
     /// A request that was sent at `sent` has failed. One that was sent before the first failure says nothing new: it may
@@ -107,8 +102,8 @@ pub(crate) struct StoreStatus {
     reject_waiters: Box<dyn Fn(&LockError) + Send + Sync>,
     /// The name of the pool, for events.
     pool: OnceCell<Arc<str>>,
-    /// Whether no request has failed since the last answer, for a look without the mutex.
-    has_no_failure: AtomicBool,
+    /// Whether a request has failed since the last answer, for a look without the mutex.
+    is_failing: AtomicBool,
     reachability: Mutex<Reachability>,
     /// Bounds the events about requests that the store refuses.
     refusals: Throttle,
@@ -133,7 +128,7 @@ impl StoreStatus {
             metrics,
             reject_waiters: Box::new(reject_waiters),
             pool: OnceCell::new(),
-            has_no_failure: AtomicBool::new(true),
+            is_failing: AtomicBool::new(false),
             reachability: Mutex::new(Reachability::Up),
             refusals: Throttle::default(),
             suspected: Notify::new(),
@@ -147,7 +142,7 @@ impl StoreStatus {
     /// The outcome of a request that was sent at `sent`. A rejection ends no outage: a store that was restarted with another
     /// password rejects every connection.
     pub(crate) fn report(&self, sent: Instant, outcome: Result<(), &BackendError>) {
-        if outcome.is_ok() && self.has_no_failure.load(Ordering::Relaxed) {
+        if outcome.is_ok() && !self.is_failing.load(Ordering::Relaxed) {
             return;
         }
         let now = self.clock.now();
@@ -171,7 +166,7 @@ impl StoreStatus {
 
     /// The connection to the store has ended, or a new one has failed. Probes show whether the store is down.
     pub(crate) fn report_disconnect(&self, error: &BackendError) {
-        if error.kind() != FailureKind::Rejected && self.has_no_failure.load(Ordering::Relaxed) {
+        if error.kind() != FailureKind::Rejected && !self.is_failing.load(Ordering::Relaxed) {
             let now = self.clock.now();
             self.change(|reachability| reachability.on_failure(now, now, error));
         }
@@ -179,7 +174,7 @@ impl StoreStatus {
 
     /// The store has a new connection: the next probe is due.
     pub(crate) fn report_connect(&self) {
-        if !self.has_no_failure.load(Ordering::Relaxed) {
+        if self.is_failing.load(Ordering::Relaxed) {
             self.suspected.notify_one();
         }
     }
@@ -193,7 +188,7 @@ impl StoreStatus {
                 return;
             }
             *reachability = Reachability::Closed;
-            self.has_no_failure.store(true, Ordering::Relaxed);
+            self.is_failing.store(false, Ordering::Relaxed);
             self.metrics.set_store_up(true);
         }
         self.metrics.publish_status();
@@ -212,8 +207,8 @@ impl StoreStatus {
     fn change_locked(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
         let mut reachability = self.reachability();
         let change = change(&mut reachability);
-        let has_no_failure = matches!(*reachability, Reachability::Up | Reachability::Closed);
-        self.has_no_failure.store(has_no_failure, Ordering::Relaxed);
+        let is_failing = !matches!(*reachability, Reachability::Up | Reachability::Closed);
+        self.is_failing.store(is_failing, Ordering::Relaxed);
         let pool = self.pool();
         match (&change, &*reachability) {
             (Change::Suspected, _) => self.suspected.notify_one(),
@@ -233,13 +228,13 @@ impl StoreStatus {
     /// Whether an acquire must end after a failed request.
     pub(crate) fn is_refusing(&self) -> bool {
         self.on_outage == OnOutage::Fail
-            && !self.has_no_failure.load(Ordering::Relaxed)
+            && self.is_failing.load(Ordering::Relaxed)
             && matches!(*self.reachability(), Reachability::Down { .. })
     }
 
     /// The error of an acquire that must not wait for a store that is down. One acquire per second is tried.
     pub(crate) fn refusal(&self) -> Option<LockError> {
-        if self.on_outage == OnOutage::Wait || self.has_no_failure.load(Ordering::Relaxed) {
+        if self.on_outage == OnOutage::Wait || !self.is_failing.load(Ordering::Relaxed) {
             return None;
         }
         let now = self.clock.now();
@@ -275,7 +270,7 @@ impl StoreStatus {
         loop {
             self.suspected.notified().await;
             let mut pause = Self::INTERVAL;
-            while !self.has_no_failure.load(Ordering::Relaxed) {
+            while self.is_failing.load(Ordering::Relaxed) {
                 let due = self.clock.now() + pause;
                 tokio::select! {
                     biased;
@@ -364,7 +359,7 @@ mod tests {
             let (clock, error) = (Clock::Boot, failure());
             let status = StoreStatus::new(clock, on_outage, Arc::default(), reject);
             status.report(clock.now(), Err(&BackendError::new(FailureKind::Rejected, "READONLY")));
-            assert!(status.has_no_failure.load(Ordering::SeqCst), "a rejection is an answer");
+            assert!(!status.is_failing.load(Ordering::SeqCst), "a rejection is an answer");
             status.report_disconnect(&error);
             assert!(status.refusal().is_none(), "too early");
             assert!(!status.is_refusing());
@@ -392,7 +387,7 @@ mod tests {
         let status = StoreStatus::new(clock, OnOutage::Fail, Arc::default(), |_| ());
         let refused = BackendError::new(FailureKind::Rejected, "another password");
         status.report(clock.now(), Err(&refused));
-        assert!(status.has_no_failure.load(Ordering::SeqCst));
+        assert!(!status.is_failing.load(Ordering::SeqCst));
         status.report_disconnect(&failure());
         *status.reachability() = Reachability::Failing { since: Instant::from_nanos(0) };
         status.report(clock.now(), Err(&failure()));

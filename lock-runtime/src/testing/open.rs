@@ -7,7 +7,7 @@ use crate::base::clock::Clock;
 use crate::base::error::LockError;
 
 /// Opens the store at `url` on the tokio runtime of the caller; see [`LockPool::connect`](crate::LockPool::connect)
-/// for URLs.
+/// for URLs. Dropping the future closes the connections that were begun.
 ///
 /// # Errors
 /// Same as [`LockPool::connect`](crate::LockPool::connect).

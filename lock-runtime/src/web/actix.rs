@@ -348,6 +348,8 @@ fn rendered(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, Lo
 /// }
 /// ```
 ///
+/// Dropping the future leaves the pools open, as with [`serve`](crate::serve).
+///
 /// # Errors
 /// Same as [`serve`](crate::serve).
 pub async fn serve_actix(

@@ -1,7 +1,7 @@
 //! Settings and states of a server by which locks could be lost.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::backend::clock_distance::ClockDistance;
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
@@ -9,6 +9,7 @@ use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::read_only;
 use crate::backend::sql::tables::Pins;
 use crate::backend::{BackendError, FailureKind, Warning};
+use crate::base::clock;
 
 /// What is warned of, by its text and its remedy, in the order of the columns of `settings.sql`.
 const FOUND: [(&str, &str); 2] = [
@@ -39,9 +40,9 @@ impl MysqlBatch<'_> {
         let values = [("schema", Literal::Bytes(schema.as_bytes())), ("names", names.as_literal())];
         let statements = self.statements();
         let script = SqlScript::of(&statements.settings, &values);
-        let sent = SystemTime::now();
+        let sent = clock::wall();
         let answered = self.execute(&script, usize::MAX).await?;
-        let asked = sent..=SystemTime::now();
+        let asked = sent..=clock::wall();
         let [settings, states] = answered.sets.as_slice() else { return Err(incomplete()) };
         let settings = settings.first().ok_or_else(incomplete)?;
         if settings.is_true(0) {

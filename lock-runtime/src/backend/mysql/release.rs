@@ -7,7 +7,7 @@ use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION};
 use crate::backend::mysql::script::{ByteList, Literal};
 use crate::backend::sql::job::{Releases, answer, fail_all};
-use crate::backend::sql::tables::{micros, reservation_time};
+use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
 use crate::base::key::Key;
@@ -120,7 +120,7 @@ impl MysqlBatch<'_> {
                 ("number", Literal::Number(number)),
                 ("key", Literal::Bytes(key.as_str().as_bytes())),
                 ("owner", Literal::Bytes(request.lease.owner.as_bytes())),
-                ("reservation", Literal::Number(micros(reservation_time(request.lease.ttl)))),
+                ("reservation", Literal::Number(micros(request.lease.reservation_time()))),
                 ("successor", Literal::Bytes(next.map_or(&[], |next| next.owner.as_bytes()))),
                 ("kept", Literal::Number(next.map_or(0, |next| micros(next.ttl)))),
                 ("window", Literal::Number(micros(request.barging_window))),

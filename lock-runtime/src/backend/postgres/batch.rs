@@ -5,7 +5,7 @@
 //! keys: no two wait for each other in a circle.
 
 use std::sync::OnceLock;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
@@ -21,7 +21,7 @@ use crate::backend::sql::claim_queue::ClaimStep;
 use crate::backend::sql::job::{Jobs, answer, moved, no_answer};
 use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::{BackendError, FailureKind};
-use crate::base::clock::Clock;
+use crate::base::clock::{self, Clock};
 
 /// What the statements of a batch need.
 pub(crate) struct Batch<'a> {
@@ -85,9 +85,9 @@ impl<'a> Batch<'a> {
             answer(reply, self.list(&from).await);
         }
         for reply in health {
-            let sent = SystemTime::now();
+            let sent = clock::wall();
             let answered = self.query(&self.statements.settings, &[]).await;
-            let asked = sent..=SystemTime::now();
+            let asked = sent..=clock::wall();
             let found = answered.and_then(|rows| {
                 diagnostics::warnings(self.server, &rows, &asked, self.is_notified())
             });

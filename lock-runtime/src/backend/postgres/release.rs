@@ -9,7 +9,7 @@ use crate::backend::postgres::blocked_requests::Parts;
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{PendingRequest, Releases, answer, fail_all};
-use crate::backend::sql::tables::{micros, reservation_time};
+use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
 use crate::base::key::Key;
@@ -174,7 +174,7 @@ impl<'a> ReleaseColumns<'a> {
                 columns.keys.push(key.as_str().as_bytes());
                 columns.owners.push(request.lease.owner.as_bytes());
                 columns.free_after.push(micros(request.free_after));
-                columns.reservations.push(micros(reservation_time(request.lease.ttl)));
+                columns.reservations.push(micros(request.lease.reservation_time()));
                 columns.successors.push(next.map_or(&[], |next| next.owner.as_bytes()));
                 columns.kept.push(next.map_or(0, |next| micros(next.ttl)));
                 columns.windows.push(micros(request.barging_window));

@@ -111,12 +111,6 @@ pub(crate) fn is_identifier(name: &str) -> bool {
     name.len() <= 48 && name.split('.').count() <= 2 && name.split('.').all(is_word)
 }
 
-/// How long a release of a lease of `ttl` reserves the key for the head of the queue. This is the longest time for which a
-/// process that is frozen at that moment delays the other waiters.
-pub(crate) fn reservation_time(ttl: Duration) -> Duration {
-    (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(1)).min(ttl)
-}
-
 pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }

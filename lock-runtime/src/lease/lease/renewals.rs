@@ -7,7 +7,6 @@ use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::lease::lease_state::LeaseState;
-use crate::lease::offer::Offer;
 use crate::lease::phase::Phase;
 use crate::lease::renewal_action::RenewalAction;
 
@@ -29,7 +28,7 @@ impl Lease {
         if state.phase != Phase::Held {
             return RenewalAction::Wait(cancel_at);
         }
-        if now >= self.offered_until && self.offer.end(Offer::EXPIRED) {
+        if now >= self.offered_until && self.offer.withdraw() {
             return RenewalAction::OfferExpired;
         }
         state.phase = Phase::Renewing;

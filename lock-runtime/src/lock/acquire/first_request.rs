@@ -78,7 +78,7 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Admission
         let now = core.clock().now();
         let is_over = |first: &mut FirstRequest| ends(first).is_some_and(|end| now >= end);
         for first in batch.extract_if(.., is_over) {
-            let error = crowded(now.since(first.since));
+            let error = no_room(now.since(first.since));
             on_answer(core, first, now, now, Duration::ZERO, Some(Err(error)));
         }
         if let Some(slot) = slot {
@@ -105,7 +105,7 @@ fn remaining_wait(core: &PoolCore, batch: &[FirstRequest], now: Instant) -> Dura
 
 /// The error of a request if its wait has ended before the store had room for it.
 #[cold]
-pub(super) fn crowded(waited: Duration) -> BackendError {
+pub(super) fn no_room(waited: Duration) -> BackendError {
     let text = format!("other acquires of this process were ahead of this one for {waited:?}");
     BackendError::new(FailureKind::NotApplied, text).remedy(
         "the store answers more slowly than locks are requested: raise `wait`, shed load, or spread the locks over more stores",

@@ -30,7 +30,7 @@ use crate::lease::grant::Grant;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, is_cut_off, time_limit};
 use crate::lock::acquire::caller::Caller;
-use crate::lock::acquire::first_request::crowded;
+use crate::lock::acquire::first_request::no_room;
 use crate::lock::acquire::run::pass_on;
 use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
 use crate::lock::admission::AdmissionSlot;
@@ -65,7 +65,7 @@ struct MultiKeyTask {
     /// Whether the store has reported another holder.
     was_contended: bool,
     /// Whether the last answer ends the wait.
-    is_over: bool,
+    answer_ends_wait: bool,
     _token: InFlightToken,
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn spawn_multi_key(
         last_answer: LastAnswer::default(),
         failing_since: None,
         was_contended: false,
-        is_over: false,
+        answer_ends_wait: false,
         _token: token,
         spec,
     };
@@ -265,7 +265,7 @@ impl MultiKeyTask {
     fn is_over(&self) -> bool {
         let now = self.core.clock().now();
         let is_late = self.params.deadline.is_some_and(|deadline| now >= deadline);
-        self.is_over || self.caller.is_gone() || is_late
+        self.answer_ends_wait || self.caller.is_gone() || is_late
     }
 
     /// Waits for `pause`, or for a notification. `false` if the wait has ended.
@@ -373,7 +373,7 @@ impl MultiKeyTask {
                 self.register();
             }
             // Without a new token the old one is undone at the end.
-            Err(_) => self.is_over = true,
+            Err(_) => self.answer_ends_wait = true,
         }
         self.permit = None;
     }
@@ -394,15 +394,16 @@ impl MultiKeyTask {
             self.register();
         }
         let Some(mut slot) = self.admit().await else {
-            self.is_over = true;
+            self.answer_ends_wait = true;
             return StepOutcome::Again(Duration::ZERO);
         };
         let sent = core.clock().now();
         slot.sent(sent);
         let is_step = self.stepwise.step().is_some();
         let request = [self.stepwise.next_request(&spec, self.attempts.request(&spec))];
-        // One of several keys may be the owner's from now on.
-        self.attempts.is_known |= is_step;
+        if is_step {
+            self.attempts.on_step_sent();
+        }
         let deadline = self.params.deadline;
         let limit = time_limit(core.time_limits(), &spec.policy, deadline, sent);
         // A step requests one of the keys: its answer says nothing about the others.
@@ -425,7 +426,7 @@ impl MultiKeyTask {
                 if contended == Some(true) {
                     self.stepwise.on_wanted(now);
                 }
-                self.attempts.count += 1;
+                self.attempts.on_step_granted();
                 self.record(&asked, LastAnswer::Held { expires_in: None });
                 StepOutcome::Again(Duration::ZERO)
             }
@@ -478,7 +479,7 @@ impl MultiKeyTask {
                 // Later the last answer of the store says why.
                 if self.attempts.count == 0 {
                     let (keys, now) = (self.spec.store_keys.clone(), core.clock().now());
-                    self.record(&keys, LastAnswer::Failed(crowded(now.since(since))));
+                    self.record(&keys, LastAnswer::Failed(no_room(now.since(since))));
                 }
             }
         }
@@ -494,7 +495,7 @@ impl MultiKeyTask {
     fn end_wait_if_due(&mut self, now: Instant, is_rejected: bool) {
         let WaitParams { now: since, deadline, .. } = self.params;
         let request_timeout = self.core.config.request_timeout;
-        self.is_over |= is_rejected
+        self.answer_ends_wait |= is_rejected
             || self.spec.policy.is_out_of_attempts(self.attempts.count)
             || is_cut_off(deadline, since, self.failing_since, now, request_timeout);
     }

@@ -9,6 +9,7 @@ use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::diagnostics;
 use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::{BackendError, Finding, Warning};
+use crate::base::clock;
 
 /// What a server says about itself.
 pub(crate) struct ServerAnswers {
@@ -28,9 +29,9 @@ impl ServerAnswers {
         for question in diagnostics::config_commands() {
             questions.add_command(question);
         }
-        let sent = SystemTime::now();
+        let sent = clock::wall();
         let mut answers = connection.send_all(&questions).await?.into_iter();
-        let asked = sent..=SystemTime::now();
+        let asked = sent..=clock::wall();
         let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
         // `PING` is allowed to every user, so its error is an error of the server.
         next().map_err(|error| connection.failure(error))?;
@@ -54,8 +55,7 @@ pub(crate) async fn of_server(
     } else {
         let answers = ServerAnswers::of(connection).await?;
         findings.extend(diagnostics::findings(&server, for_all, &answers.info, &answers.settings));
-        let clock = diagnostics::clock_finding(&server, &answers.time, &answers.asked);
-        findings.push(clock);
+        findings.push(diagnostics::clock_finding(&server, &answers.time, &answers.asked));
     }
     let warning = connection.warning();
     findings.extend(warning.map(|warning| Finding::warning("connection", &warning).at(&*server)));

@@ -12,9 +12,7 @@ use crate::backend::redis::protocol::scripted_server::{
     RouteHint, ScriptedServer, SharedReplies, replace, shared_calls,
 };
 use crate::backend::redis::protocol::value::{millis, unexpected};
-use crate::backend::redis::protocol::wait_queue::{
-    QueueToken, ValueStart, recheck_interval, reservation_time,
-};
+use crate::backend::redis::protocol::wait_queue::{QueueToken, ValueStart, recheck_interval};
 use crate::backend::{BackendError, FailureKind, ReleaseOutcome, ReleaseRequest};
 use crate::base::clock::Instant;
 use crate::base::jitter;
@@ -239,7 +237,7 @@ impl QueueRelease<'_> {
             call.arg(keyspace.wait_queue(key));
         }
         call.arg("release").arg(self.token.as_bytes()).arg(millis(*free_after));
-        call.arg(millis(reservation_time(lease.ttl)));
+        call.arg(millis(lease.reservation_time()));
         match &self.successor {
             Some((token, ttl)) => call.arg(token.as_bytes()).arg(millis(*ttl)),
             None => call.arg("").arg("0"),

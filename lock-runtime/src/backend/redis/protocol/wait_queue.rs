@@ -164,13 +164,6 @@ pub(crate) fn owner_in(holder: &[u8]) -> Option<Owner> {
     Owner::in_bytes(owner).filter(|_| is_token)
 }
 
-/// How long a release of a lease of `ttl` reserves the lock for the head of the queue.
-///
-/// This is the longest time for which a process that is frozen at that moment delays the other waiters.
-pub(crate) fn reservation_time(ttl: Duration) -> Duration {
-    (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(1)).min(ttl)
-}
-
 /// How long a queued waiter waits for a message before it claims again. Shorter near the head, in case a message was
 /// lost.
 pub(crate) fn recheck_interval(rank: u64) -> Duration {
