@@ -58,6 +58,8 @@ struct Scenario {
 enum ModelBackend {
     /// `memory://`, which answers on the caller's thread.
     Local,
+    /// `memory://name`, with this number of pools.
+    Shared(usize),
     /// A server with a wait queue, and this number of pools.
     Remote(usize),
 }
@@ -136,6 +138,11 @@ fn run_once(scenario: Scenario) -> usize {
     let server = Arc::new(ModelServer::new(scenario.first_refusal));
     let pools: Vec<_> = match scenario.backend {
         ModelBackend::Local => vec![connect(LockPool::builder("memory://"), scenario)],
+        ModelBackend::Shared(pools) => {
+            static RUNS: AtomicUsize = AtomicUsize::new(0);
+            let url = format!("memory://model-{}", RUNS.fetch_add(1, Ordering::Relaxed));
+            (0..pools).map(|_| connect(LockPool::builder(&url), scenario)).collect()
+        }
         ModelBackend::Remote(pools) => (0..pools)
             .map(|_| connect(LockPool::with_backend(server.connect()), scenario))
             .collect(),
@@ -388,6 +395,12 @@ scenarios! {
     local_holders_request_another_key: 2_000 of { waiters: 2, multi_key: 3, nests: true, hands_off: false }
     local_two_keys_and_the_pool_shuts_down: 2_000 of { waiters: 2, cancels: 1, multi_key: 2, back_offs: 1, shuts_down: true, hands_off: false }
     local_the_pool_shuts_down: 3_000 of { cancels: 1, shuts_down: true }
+    shared_two_pools: 3_000 of { backend: ModelBackend::Shared(2), waiters: 5, cancels: 3 }
+    shared_two_pools_without_hand_off: 2_000 of { backend: ModelBackend::Shared(2), waiters: 4, cancels: 2, hands_off: false }
+    shared_all_waiters_are_cancelled_while_the_lock_is_held: 2_000 of { backend: ModelBackend::Shared(2), waiters: 4, cancels: 4, held_throughout: true, hands_off: false }
+    shared_two_keys_and_three_pools: 3_000 of { backend: ModelBackend::Shared(3), waiters: 3, cancels: 2, multi_key: 3, back_offs: 2, hands_off: false }
+    shared_holders_request_another_key: 2_000 of { backend: ModelBackend::Shared(2), waiters: 2, multi_key: 2, nests: true, hands_off: false }
+    shared_a_pool_shuts_down: 3_000 of { backend: ModelBackend::Shared(2), waiters: 3, cancels: 1, multi_key: 2, shuts_down: true, hands_off: false }
     remote_some_waiters_are_cancelled: 4_000 of { backend: ModelBackend::Remote(1), waiters: 4, cancels: 3, mixed: true }
     remote_two_pools: 4_000 of { backend: ModelBackend::Remote(2), waiters: 5, cancels: 3 }
     remote_two_pools_without_hand_off: 4_000 of { backend: ModelBackend::Remote(2), waiters: 4, cancels: 2, hands_off: false }

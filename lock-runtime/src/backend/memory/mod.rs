@@ -49,14 +49,16 @@ struct SharedTable {
 impl Memory {
     /// An error if pools with another time use the store: a lease would expire there at another moment.
     pub(crate) fn open(name: &str, clock: Clock) -> Result<Self, LockError> {
-        static NAMED: OfProcess<Mutex<HashMap<String, Weak<SharedTable>>>> = OfProcess::new();
+        // Not a mutex of `base::sync`: under the test scheduler it would be one of another schedule.
+        static NAMED: OfProcess<std::sync::Mutex<HashMap<String, Weak<SharedTable>>>> =
+            OfProcess::new();
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let id = ConnectionId(LAST_ID.fetch_add(1, Ordering::Relaxed) + 1);
         if name.is_empty() {
             return Ok(Self { shared: Arc::new(SharedTable::new(clock, None, true)), id });
         }
         let mut named =
-            NAMED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+            NAMED.get_or_init(Default::default).lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shared| shared.strong_count() > 0);
         let shared = named.get(name).and_then(Weak::upgrade);
         let paused = clock.paused_runtime();

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 
 use crate::base::backend_error::FailureKind;
 use crate::base::clock::Instant;
+use crate::base::error::LockError;
 use crate::base::fence::Fences;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
@@ -53,6 +54,9 @@ impl PermitHandler for PoolCore {
         }
         let after = if self.driver().is_gone() {
             self.queue.reject_all(keys, &Driver::stopped_error())
+        } else if !self.tracker.is_open() {
+            // The shutdown is about to do so. Before that, each waiter would get the permit and end.
+            self.queue.reject_all(keys, &LockError::pool_closed())
         } else {
             self.queue.pass(keys)
         };
