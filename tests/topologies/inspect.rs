@@ -10,8 +10,8 @@ use lock_tests::sentinel::Watched;
 use lock_tests::{RedisCluster, RedisServer};
 
 #[tokio::test]
-async fn memory_tells_the_holder() {
-    tells_the_holder_and_its_queue("memory://inspected", ShownQueue::Hidden).await;
+async fn memory_tells_the_holder_and_its_queue() {
+    tells_the_holder_and_its_queue("memory://inspected", ShownQueue::Shown).await;
 }
 
 #[tokio::test]
