@@ -161,7 +161,7 @@ fn unknown(scheme: &str) -> LockError {
             "a store is reached by its own protocol; write for example `redis://host:6379`"
         }
         _ => {
-            "supported are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum), `postgres://host/database`, `mysql://host/database`, `etcd://host1,host2,host3/path`, `zookeeper://host1,host2,host3/path` and `memory://`"
+            "lock-runtime supports, with the feature of each, `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum), `postgres://host/database`, `mysql://host/database`, `etcd://host1,host2,host3/path`, `zookeeper://host1,host2,host3/path` and `memory://`"
         }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)

@@ -7,7 +7,7 @@ mod lease_table;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
 use std::time::Duration;
 
 use once_cell::sync::Lazy;
@@ -50,8 +50,7 @@ impl Memory {
     /// An error if pools with another time use the store: a lease would expire there at another moment.
     pub(crate) fn open(name: &str, clock: Clock) -> Result<Self, LockError> {
         // Not a mutex of `base::sync`: under the test scheduler it would be one of another schedule.
-        static NAMED: OfProcess<std::sync::Mutex<HashMap<String, Weak<SharedTable>>>> =
-            OfProcess::new();
+        static NAMED: OfProcess<StdMutex<HashMap<String, Weak<SharedTable>>>> = OfProcess::new();
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let id = ConnectionId(LAST_ID.fetch_add(1, Ordering::Relaxed) + 1);
         if name.is_empty() {
