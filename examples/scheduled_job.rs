@@ -2,8 +2,8 @@
 //! lock runs the job; the others skip it. `min_hold` keeps the lock for longer than the clocks of the instances differ, so a
 //! late instance does not run the job again.
 //!
-//! The job also records up to which minute it has reported, and begins there. So a run that was skipped, or whose instance
-//! died, is made up by the next one, and no minute is reported twice.
+//! A record says up to which minute the job has reported, and the next run begins there. So it makes up for a run that was
+//! skipped or cut off, and no minute is reported twice.
 //!
 //! ```text
 //! cargo run --example scheduled_job -- redis://127.0.0.1:6379     # three processes, one of which dies in a run

@@ -46,7 +46,7 @@ async fn until_waiting<T>(task: &JoinHandle<T>) {
     assert!(!task.is_finished());
 }
 
-/// Longer than a request whose answer is late.
+/// Longer than a request with a late answer.
 #[tokio::test]
 async fn a_key_of_a_long_hold_is_a_conflict() {
     for store in STORES {

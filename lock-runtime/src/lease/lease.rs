@@ -498,7 +498,7 @@ impl Lease {
         self.state().permit.is_some()
     }
 
-    /// The keys whose permits it has.
+    /// The keys that it has the permits of.
     pub(crate) fn permit_keys(&self) -> Option<Arc<[Key]>> {
         self.state().permit.as_ref().map(|permit| permit.shared_keys().clone())
     }

@@ -90,7 +90,7 @@ impl Admission {
         let is_full = self.room.available_permits() == 0;
         let mut size = self.size();
         let grown = match call {
-            CallState::Answered(sent) if size.is_prompt(now.since(sent), self.slack) => {
+            CallState::Answered(sent) if size.on_answer(now.since(sent), self.slack) => {
                 if is_full {
                     size.grow(room.num_permits())
                 } else {
@@ -116,8 +116,8 @@ impl Admission {
 }
 
 impl Size {
-    /// Whether a store that usually answers in about the shortest time has answered promptly after `took`.
-    fn is_prompt(&mut self, took: Duration, slack: Duration) -> bool {
+    /// An answer after `took`. Returns whether that is prompt, compared with about the shortest time.
+    fn on_answer(&mut self, took: Duration, slack: Duration) -> bool {
         let shortest = match self.shortest {
             // It rises slowly: the route to the store may have become longer.
             Some(shortest) => took.min(shortest + shortest / 4096),

@@ -36,12 +36,12 @@ pub(crate) fn lease(
 pub(super) fn track(core: &PoolCore, lease: &Arc<Lease>, contention: Contention) {
     core.tracker.insert(lease);
     // Before the driver can find the lease lost and pass its permit on: the next waiter sets another owner.
-    let permit_keys = match lease.spec.single_key() {
-        Some(_) => Some(lease.spec.store_keys.clone()),
+    if lease.spec.single_key().is_some() {
+        core.queue.set_holder(&lease.spec.store_keys, lease.holder(), contention);
+    } else if let Some(keys) = lease.permit_keys() {
         // Another task of this process may have the permit of a key, and wait for it at the store.
-        None => lease.permit_keys(),
-    };
-    core.queue.set_holder(permit_keys.as_deref().unwrap_or_default(), lease.holder(), contention);
+        core.queue.set_holder(&keys, lease.holder(), contention);
+    }
     core.renewals.schedule(lease);
 }
 

@@ -242,9 +242,6 @@ impl LeaseTable {
     }
 
     fn leave_queue(&mut self, key: &Key, owner: Owner) {
-        if self.queues.is_empty() {
-            return;
-        }
         if let Some(queue) = self.queues.get_mut(key) {
             queue.retain(|waiting| waiting.owner != owner);
             if queue.is_empty() {

@@ -1,7 +1,7 @@
 //! `memory://`: locks between the tasks of one process, for first steps and for unit tests.
 //!
-//! Pools on one `memory://name` wait in the queues of the store, in FIFO order. A plain `memory://` has one pool, whose own queue
-//! is enough.
+//! Pools on one `memory://name` wait in the queues of the store, in FIFO order. A plain `memory://` has one pool, and the queue of
+//! that pool is enough.
 
 mod lease_table;
 
