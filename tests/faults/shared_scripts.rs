@@ -3,6 +3,9 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use lock_runtime::{Fence, LockError, LockGuard, LockPool};
 use lock_tests::prelude::*;
@@ -41,22 +44,41 @@ fn script_calls(server: &RedisServer) -> usize {
     calls("eval") + calls("evalsha")
 }
 
-/// All locks at once.
-async fn acquire_all(pool: &LockPool) -> Vec<(usize, Result<LockGuard, LockError>)> {
+/// Runs `requests` while `server` is paused until all are sent, so that they make batches.
+async fn at_once<T: Send + 'static>(
+    server: &RedisServer,
+    requests: impl Iterator<Item = (usize, impl Future<Output = T> + Send + 'static)>,
+) -> Vec<(usize, T)> {
+    let sent = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
-    for n in 0..COUNT {
-        let request = pool.lock(key(n));
-        tasks.spawn(async move { (n, request.acquire().await) });
+    server.pause();
+    for (n, request) in requests {
+        let sent = Arc::clone(&sent);
+        tasks.spawn(async move {
+            // Nothing is awaited between this and the first poll of the request.
+            sent.fetch_add(1, Relaxed);
+            (n, request.await)
+        });
     }
+    while sent.load(Relaxed) < tasks.len() {
+        tokio::task::yield_now().await;
+    }
+    server.resume();
     tasks.join_all().await
 }
 
-async fn release_all(guards: Vec<(usize, LockGuard)>) -> Vec<(usize, Result<(), LockError>)> {
-    let mut tasks = JoinSet::new();
-    for (n, guard) in guards {
-        tasks.spawn(async move { (n, guard.release().await) });
-    }
-    tasks.join_all().await
+async fn acquire_all(
+    server: &RedisServer,
+    pool: &LockPool,
+) -> Vec<(usize, Result<LockGuard, LockError>)> {
+    at_once(server, (0..COUNT).map(|n| (n, pool.lock(key(n)).acquire()))).await
+}
+
+async fn release_all(
+    server: &RedisServer,
+    guards: Vec<(usize, LockGuard)>,
+) -> Vec<(usize, Result<(), LockError>)> {
+    at_once(server, guards.into_iter().map(|(n, guard)| (n, guard.release()))).await
 }
 
 fn granted(outcomes: Vec<(usize, Result<LockGuard, LockError>)>) -> Vec<(usize, LockGuard)> {
@@ -70,14 +92,14 @@ async fn fences_of_a_batch_differ_and_grow_from_batch_to_batch() {
     let mut last: Option<Fence> = None;
     for _ in 0..5 {
         let before = script_calls(&server);
-        let guards = granted(acquire_all(&pool).await);
+        let guards = granted(acquire_all(&server, &pool).await);
         let acquires = script_calls(&server) - before;
         let fences: BTreeSet<_> = guards.iter().map(|(_, guard)| guard.fence().unwrap()).collect();
         assert_eq!(fences.len(), COUNT);
         assert!(fences.first().copied() > last, "{fences:?} after {last:?}");
         last = fences.last().copied();
         let before = script_calls(&server);
-        for (n, released) in release_all(guards).await {
+        for (n, released) in release_all(&server, guards).await {
             released.unwrap_or_else(|error| panic!("{n}: {error}"));
         }
         let releases = script_calls(&server) - before;
@@ -93,7 +115,7 @@ async fn fences_of_a_batch_differ_while_the_clock_lags() {
     let pool = connect(&url).await;
     let ahead = 8_000_000_000_000_000_u64;
     server.cli(&["SET", "lock_runtime:fence", &ahead.to_string()]);
-    let guards = granted(acquire_all(&pool).await);
+    let guards = granted(acquire_all(&server, &pool).await);
     let fences: BTreeSet<_> = guards.iter().map(|(_, guard)| guard.fence().unwrap()).collect();
     assert_eq!(fences.len(), COUNT);
     assert!(fences.first().unwrap().get() > ahead);
@@ -105,7 +127,7 @@ async fn a_forbidden_key_is_refused_alone() {
     let (server, url) = server("~order:* ~lock_runtime:*");
     let pool = connect(&url).await;
     let mut guards = Vec::new();
-    for (n, outcome) in acquire_all(&pool).await {
+    for (n, outcome) in acquire_all(&server, &pool).await {
         match outcome {
             Ok(guard) => {
                 assert!(!n.is_multiple_of(3), "{n} is forbidden");
@@ -118,7 +140,7 @@ async fn a_forbidden_key_is_refused_alone() {
         }
     }
     assert_eq!(guards.len(), COUNT - COUNT / 3);
-    for (n, released) in release_all(guards).await {
+    for (n, released) in release_all(&server, guards).await {
         released.unwrap_or_else(|error| panic!("{n}: {error}"));
     }
     assert_eq!(server.cli(&["KEYS", "*"]), "lock_runtime:fence");
@@ -128,10 +150,10 @@ async fn a_forbidden_key_is_refused_alone() {
 async fn a_key_that_becomes_forbidden_is_the_only_one_that_is_not_released() {
     let (server, url) = server("~*");
     let pool = connect(&url).await;
-    let guards = granted(acquire_all(&pool).await);
+    let guards = granted(acquire_all(&server, &pool).await);
     let rights = ["ACL", "SETUSER", "worker", "resetkeys", "~order:*", "~lock_runtime:*"];
     assert_eq!(server.cli(&rights), "OK");
-    for (n, released) in release_all(guards).await {
+    for (n, released) in release_all(&server, guards).await {
         match released {
             Ok(()) => assert!(!n.is_multiple_of(3), "{n} is forbidden"),
             Err(error) => {
@@ -149,13 +171,10 @@ async fn a_key_that_becomes_forbidden_is_the_only_one_that_is_not_released() {
 }
 
 /// Tries all locks once and at once, of which every third is held.
-async fn every_third_is_refused(pool: &LockPool) {
-    let mut tasks = JoinSet::new();
-    for n in 0..COUNT {
-        let request = pool.lock(key(n)).wait(ms(0));
-        tasks.spawn(async move { (n, request.acquire().await.map_err(|error| error.kind())) });
-    }
-    for (n, outcome) in tasks.join_all().await {
+async fn every_third_is_refused(server: &RedisServer, pool: &LockPool) {
+    let requests = (0..COUNT).map(|n| (n, pool.lock(key(n)).wait(ms(0)).acquire()));
+    for (n, outcome) in at_once(server, requests).await {
+        let outcome = outcome.map_err(|error| error.kind());
         let is_refused = matches!(outcome, Err(lock_runtime::ErrorKind::Conflict));
         assert_eq!(is_refused, n.is_multiple_of(3), "{n}: {outcome:?}");
     }
@@ -172,7 +191,7 @@ async fn a_held_lock_of_unknown_expiry_is_refused_alone() {
     for n in (0..COUNT).filter(|n| n.is_multiple_of(3)) {
         server.cli(&["SET", &key(n), "of another library"]);
     }
-    every_third_is_refused(&pool).await;
+    every_third_is_refused(&server, &pool).await;
 }
 
 /// Each lock of a batch that another owner holds is reported with its remaining time, and the others are granted.
@@ -183,7 +202,7 @@ async fn a_held_lock_is_refused_alone() {
     for n in (0..COUNT).filter(|n| n.is_multiple_of(3)) {
         server.cli(&["SET", &key(n), "of another library", "PX", "1500"]);
     }
-    every_third_is_refused(&pool).await;
+    every_third_is_refused(&server, &pool).await;
     // With a wait they are acquired when the foreign leases end.
-    drop(granted(acquire_all(&pool).await));
+    drop(granted(acquire_all(&server, &pool).await));
 }

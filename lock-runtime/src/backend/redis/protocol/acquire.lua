@@ -7,6 +7,13 @@
 local ttl, locks, length = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local requests = #ARGV - 3
 
+-- The usual case, in four fifths of the time: one request for one lock that is free, with a fence.
+if requests == 1 and locks == 1 and length > 0 and not redis.pcall('GET', KEYS[1]) then
+  local granted, fences = mint(KEYS[2], 1, length)
+  redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[1])
+  return {fences, granted}
+end
+
 local fence
 local function next_fence(request)
   if length == 0 then return 0 end

@@ -1,7 +1,16 @@
 -- Frees uncontended locks, each of an owner of its own.
 -- KEYS the locks; ARGV the token of each; one with a channel, of 49 bytes, has a space behind it
--- Reply a string with a digit for each lock: 1 if the token held it; otherwise 0, and wait_queue.lua has to decide: the lock is
--- contended or not held
+-- Reply 1 if one lock was given and its token held it; otherwise a string with a digit for each lock: 1 if the token held it, or 0,
+-- and wait_queue.lua has to decide: the lock is contended or not held
+
+-- The usual case, in three quarters of the time: one lock.
+if not ARGV[2] then
+  local value, token = redis.pcall('GET', KEYS[1]), ARGV[1]
+  if value == token or type(value) == 'string' and string.sub(value, 1, 50) == token then
+    return redis.call('DEL', KEYS[1])
+  end
+end
+
 local outcomes = {}
 for i = 1, #ARGV do
   local value, token = redis.pcall('GET', KEYS[i]), ARGV[i]
