@@ -1,9 +1,10 @@
 //! `key = "..", ttl = ".."`: the arguments of one attribute.
 
 use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, quote};
 use syn::ext::IdentExt;
 use syn::parse::{ParseStream, Parser};
-use syn::{Error, Expr, Ident, LitStr, Path, Result, Token, token};
+use syn::{Error, Expr, ExprLit, Ident, LitStr, Path, Result, Token, token};
 
 use crate::argument_names::{example, explain_unknown, known, meant};
 use crate::diagnostics::Errors;
@@ -162,12 +163,27 @@ impl Args {
         }
         // Present under another name, so it is not also reported as missing.
         self.written.extend(meant(&text).map(|own| (own, name.span())));
+        let mut value = None;
         if input.peek(Token![=]) {
             input.parse::<Token![=]>()?;
-            let _ = input.parse::<Expr>();
+            value = input.parse::<Expr>().ok();
         }
-        Err(Error::new(name.span(), explain_unknown(&text)))
+        let write = |own: &'static str| match &value {
+            Some(Expr::Lit(literal)) if accepts(own, literal) => {
+                format!("{own} = {}", literal.to_token_stream())
+            }
+            _ => example(own).to_owned(),
+        };
+        Err(Error::new(name.span(), explain_unknown(&text, write)))
     }
+}
+
+/// Whether `value` is one of the argument `name`.
+fn accepts(name: &str, value: &ExprLit) -> bool {
+    let mut errors = Errors::default();
+    let name = Ident::new(name, Span::call_site());
+    let parse = |input: ParseStream<'_>| Args::default().argument(input, &mut errors);
+    parse.parse2(quote!(#name = #value)).is_ok() && errors.is_empty()
 }
 
 /// Consumes the texts of `"a", "b"`.
@@ -235,6 +251,23 @@ mod tests {
         assert!(found[3].starts_with("expected a `=` after `max_hold`"));
         assert!(found[4].starts_with("unknown argument `colour`"));
         assert!(found[5].starts_with("`ttl` is given twice"));
+    }
+
+    #[test]
+    fn a_value_that_fits_is_kept_under_the_name_of_its_argument() {
+        for (text, write) in [
+            (r#"max_wait = "5s""#, r#"write `wait = "5s"`"#),
+            (r#"max_wait = 5"#, r#"write `wait = "3s"`"#),
+            (r#"leaseTime = "1 min""#, r#"write `ttl = "30s"`"#),
+            (r#"tries = 7"#, "write `retry_count = 7`"),
+            (r#"resource = "order:<id>""#, r#"write `key = "order:<id>"`"#),
+            (r#"client = "orders""#, r#"write `pool = "orders"`"#),
+            (r#"watchdog = "10s""#, r#"write `renew = "10s"`"#),
+            (r#"on_busy = "ignore""#, r#"write `on_conflict = "skip"`"#),
+        ] {
+            let found = messages(&format!("key = \"a\", {text}"));
+            assert!(found.iter().any(|message| message.contains(write)), "{text}: {found:#?}");
+        }
     }
 
     #[test]

@@ -207,7 +207,8 @@ fn snake_case(name: &str) -> String {
     snake
 }
 
-pub(crate) fn explain_unknown(name: &str) -> String {
+/// `write` is the text of a supported argument, with the value of this one if it fits.
+pub(crate) fn explain_unknown(name: &str, write: impl FnOnce(&'static str) -> String) -> String {
     if let Some((_, sentence)) = PLANNED.iter().find(|(planned, _)| *planned == name) {
         return (*sentence).to_owned();
     }
@@ -224,7 +225,7 @@ pub(crate) fn explain_unknown(name: &str) -> String {
         return format!("`{name}` is not an argument: {sentence}");
     }
     if let Some(own) = meant(name) {
-        return format!("`{name}` is called `{own}` here\nhelp: write `{}`", example(own));
+        return format!("`{name}` is called `{own}` here\nhelp: write `{}`", write(own));
     }
     let names = || ARGUMENTS.iter().map(|(name, _)| *name);
     match closest(name, names()) {
@@ -260,6 +261,7 @@ mod tests {
 
     #[test]
     fn every_unknown_name_is_explained() {
+        let explain_unknown = |name| explain_unknown(name, |own| example(own).to_owned());
         assert!(explain_unknown("timeout").contains("ambiguous"));
         assert!(explain_unknown("lockTimeout").contains("ambiguous"));
         assert!(explain_unknown("lockAtMostFor").contains("write `ttl = \"30s\"`"));
