@@ -60,16 +60,29 @@ async fn report(Path(id): Path<u64>) -> Response {
     id.to_string().into_response()
 }
 
+#[distributed_lock(key = "order:<id>", wait = "0s")]
+async fn cancel(Path(id): Path<u64>) -> Result<String, Response> {
+    Ok(format!("cancelled {id}"))
+}
+
+/// The `?` of a lock error.
+async fn refund(Path(id): Path<u64>) -> Result<String, Response> {
+    Ok(settle(Path(id)).await?)
+}
+
 #[tokio::test]
 async fn an_error_of_a_handler_is_a_problem_without_details() {
     let pool = memory().await;
     with_pool("default", pool.clone(), async {
-        let routes =
-            Router::new().route("/settle/{id}", get(settle)).route("/report/{id}", get(report));
+        let routes = Router::new()
+            .route("/settle/{id}", get(settle))
+            .route("/report/{id}", get(report))
+            .route("/cancel/{id}", get(cancel))
+            .route("/refund/{id}", get(refund));
         let held = pool.lock("order:42").acquire().await.unwrap();
-        for path in ["/settle/42", "/report/42"] {
+        for path in ["/settle/42", "/report/42", "/cancel/42", "/refund/42"] {
             let (status, headers, body) = sent(&routes, path).await;
-            assert_eq!(status, StatusCode::CONFLICT);
+            assert_eq!(status, StatusCode::CONFLICT, "{path}");
             assert_eq!(headers["content-type"], Problem::MEDIA_TYPE);
             assert_eq!(headers["retry-after"], "1");
             let problem: serde_json::Value = serde_json::from_str(&body).unwrap();

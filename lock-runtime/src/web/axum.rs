@@ -12,3 +12,10 @@ impl IntoResponse for LockError {
         Response::<Body>::from_lock_error(self)
     }
 }
+
+/// For handlers that return `Result<_, Response>`, and for `?` in them.
+impl From<LockError> for Response {
+    fn from(error: LockError) -> Self {
+        error.into_response()
+    }
+}
