@@ -25,7 +25,9 @@ fn server(keys: &str) -> (RedisServer, String) {
 }
 
 async fn connect(url: &str) -> LockPool {
-    LockPool::builder(url).wait(ms(20_000)).connect().await.unwrap()
+    // No request fails for the time in which the server is paused.
+    let builder = LockPool::builder(url).request_timeout(ms(10_000));
+    builder.wait(ms(20_000)).connect().await.unwrap()
 }
 
 /// Every third lock has a key that the user may not have.
