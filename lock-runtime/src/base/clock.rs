@@ -91,6 +91,14 @@ impl Clock {
             tokio::time::sleep(left.min(CHECK_INTERVAL)).await;
         }
     }
+
+    /// Like [`sleep_until`](Self::sleep_until). Without a moment it never ends.
+    pub(crate) async fn sleep_until_due(self, moment: Option<Instant>) {
+        match moment {
+            Some(moment) => self.sleep_until(moment).await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// A moment in real time and on the clock of the current tokio runtime, which a test may have paused.

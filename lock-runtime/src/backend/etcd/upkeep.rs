@@ -32,14 +32,8 @@ pub(crate) async fn run(
     let mut connection = 0;
     loop {
         let first = keys.first_due();
-        let due = async {
-            match first {
-                Some(first) => keys.owners.clock.sleep_until(first).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
-            () = due => {
+            () = keys.owners.clock.sleep_until_due(first) => {
                 let now = keys.owners.clock.now();
                 keys.watch_held(now);
                 for owner in keys.owners.take_due(now) {

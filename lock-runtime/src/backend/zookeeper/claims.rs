@@ -43,10 +43,6 @@ impl ClaimTable {
         self.owners.clock.now()
     }
 
-    pub(crate) async fn sleep_until(&self, deadline: Instant) {
-        self.owners.clock.sleep_until(deadline).await;
-    }
-
     pub(super) fn claims(&self) -> MutexGuard<'_, Claims> {
         self.owners.table()
     }

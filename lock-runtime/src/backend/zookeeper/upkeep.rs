@@ -20,14 +20,8 @@ pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedRecei
     let (claims, mut work) = (nodes.claims.clone(), JoinSet::new());
     loop {
         let first = claims.owners.first_deadline();
-        let due = async {
-            match first {
-                Some(first) => claims.sleep_until(first).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
-            () = due => {
+            () = claims.owners.clock.sleep_until_due(first) => {
                 for owner in claims.owners.take_due(claims.now()) {
                     let nodes = nodes.clone();
                     work.spawn(async move { nodes.end(owner).await });

@@ -2,7 +2,7 @@
 //!
 //! Most acquires end here: the lock is free. All others continue in [`run`](super::run).
 
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
@@ -63,16 +63,10 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Admission
     };
     loop {
         let next = batch.iter().filter_map(ends).min();
-        let over = async {
-            match next {
-                Some(next) => core.clock().sleep_until(next).await,
-                None => pending().await,
-            }
-        };
         let slot = tokio::select! {
             biased;
             slot = &mut admission => Some(slot),
-            () = over => None,
+            () = core.clock().sleep_until_due(next) => None,
         };
         batch.retain(|first| !first.waiter.is_cancelled());
         let now = core.clock().now();

@@ -3,6 +3,7 @@
 pub(crate) mod attempt;
 mod caller;
 pub(crate) mod first_request;
+mod local_permits;
 mod multi_key;
 pub(crate) mod run;
 mod stepwise;

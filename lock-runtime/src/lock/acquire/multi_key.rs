@@ -14,7 +14,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use crate::backend::{LeaseRef, LeaseStatus, ReleaseRequest};
@@ -31,17 +30,15 @@ use crate::lease::tracker::InFlightToken;
 use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, is_cut_off, time_limit};
 use crate::lock::acquire::caller::Caller;
 use crate::lock::acquire::first_request::no_room;
-use crate::lock::acquire::run::pass_on;
+use crate::lock::acquire::local_permits::LocalPermits;
 use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
 use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::undo::{spawn_undo, undo_attempts};
-use crate::lock::waiter::{LeaseReply, LockWaiter};
+use crate::lock::waiter::LeaseReply;
 use crate::queue::key_queue::Contention;
 use crate::queue::last_answer::{LastAnswer, WaitEnd};
-use crate::queue::permit::KeyPermit;
-use crate::queue::permits_wait::Registration;
 use crate::queue::wait_params::WaitParams;
 
 /// How long an undo may delay the result of the task.
@@ -53,13 +50,9 @@ struct MultiKeyTask {
     spec: Arc<LockSpec>,
     params: WaitParams,
     caller: Caller,
-    /// The rank in the queues of this process.
-    id: u64,
+    permits: LocalPermits,
     attempts: Attempts,
     stepwise: Stepwise,
-    permit: Option<KeyPermit>,
-    registration: Option<Registration<LockWaiter>>,
-    wake: Arc<Notify>,
     last_answer: LastAnswer,
     failing_since: Option<Instant>,
     /// Whether the store has reported another holder.
@@ -67,31 +60,6 @@ struct MultiKeyTask {
     /// Whether the last answer ends the wait.
     answer_ends_wait: bool,
     _token: InFlightToken,
-}
-
-/// The permits of all keys.
-enum Permits {
-    Here(KeyPermit),
-    Awaited(oneshot::Receiver<Result<KeyPermit, LockError>>),
-}
-
-/// A wait for the permits of all keys. Dropping it leaves the queue. Permits that arrive in that instant pass on.
-struct AwaitedPermits {
-    core: Arc<PoolCore>,
-    id: u64,
-    answer: Option<oneshot::Receiver<Result<KeyPermit, LockError>>>,
-}
-
-impl Drop for AwaitedPermits {
-    fn drop(&mut self) {
-        // Closed first, as in `Waiting`.
-        if let Some(answer) = self.answer.take() {
-            drop(answer);
-            if !self.core.is_inherited() {
-                pass_on(&self.core, self.core.queue.cancel_permits_wait(self.id));
-            }
-        }
-    }
 }
 
 /// What one request led to.
@@ -120,12 +88,9 @@ pub(crate) fn spawn_multi_key(
         core: core.clone(),
         params,
         caller: Caller::new(reply),
-        id: core.queue.rank(),
+        permits: LocalPermits::request(core, spec.store_keys.clone(), params)?,
         attempts: Attempts::new(Owner::random()?, params.now),
         stepwise: Stepwise::new(&spec, core.backend().capabilities().wait_queue),
-        permit: None,
-        registration: None,
-        wake: Arc::default(),
         last_answer: LastAnswer::default(),
         failing_since: None,
         was_contended: false,
@@ -133,17 +98,15 @@ pub(crate) fn spawn_multi_key(
         _token: token,
         spec,
     };
-    let permits = task.request_permits(false)?;
-    core.run(task.run(permits));
+    core.run(task.run());
     Ok(())
 }
 
 impl MultiKeyTask {
-    async fn run(mut self, permits: Permits) {
-        let mut permits = Some(permits);
+    async fn run(mut self) {
         loop {
-            let needs_permits = self.stepwise.is_optimistic() && self.permit.is_none();
-            if needs_permits && !self.take_permits(&mut permits).await {
+            let needs_permits = self.stepwise.is_optimistic();
+            if needs_permits && !self.permits.take_all(&mut self.caller).await {
                 break;
             }
             self.take_permit_of_step();
@@ -165,101 +128,21 @@ impl MultiKeyTask {
         self.give_up().await;
     }
 
-    /// Requests the permits of all keys from the queues of this process.
-    fn request_permits(&self, again: bool) -> Result<Permits, LockError> {
-        let (reply, answer) = oneshot::channel();
-        let (core, keys) = (&self.core, &self.spec.store_keys);
-        let (id, params, wake) = (self.id, &self.params, &self.wake);
-        let enqueued = core.queue.enqueue_for_permits(id, keys, params, wake, reply, again)?;
-        Ok(match enqueued {
-            Some(_) => Permits::Here(KeyPermit::new(core.clone(), keys.clone())),
-            None => Permits::Awaited(answer),
-        })
-    }
-
-    /// Waits for the permits of all keys. `false` if the wait has ended.
-    async fn take_permits(&mut self, permits: &mut Option<Permits>) -> bool {
-        let permits = match permits.take() {
-            Some(permits) => Ok(permits),
-            None => self.request_permits(true),
-        };
-        let answer = match permits {
-            Ok(Permits::Here(permit)) => {
-                self.permit = Some(permit);
-                return true;
-            }
-            Ok(Permits::Awaited(answer)) => answer,
-            Err(error) => {
-                self.caller.reject(error);
-                return false;
-            }
-        };
-        let (core, id) = (self.core.clone(), self.id);
-        let mut awaited = AwaitedPermits { core: core.clone(), id, answer: Some(answer) };
-        let WaitParams { deadline, wait, .. } = self.params;
-        loop {
-            let reservation_ends_at = core.queue.reservation_ends_at(id);
-            let until = [reservation_ends_at, deadline].into_iter().flatten().min();
-            let Some(answer) = &mut awaited.answer else { return false };
-            tokio::select! {
-                biased;
-                () = core.tracker.closing() => return false,
-                permit = answer => {
-                    awaited.answer = None;
-                    match permit {
-                        Ok(Ok(permit)) => {
-                            self.permit = Some(permit);
-                            return true;
-                        }
-                        Ok(Err(error)) => self.caller.reject(error),
-                        // The driver's runtime ends.
-                        Err(_) => {}
-                    }
-                    return false;
-                }
-                () = self.caller.gone() => return false,
-                () = self.wake.notified() => {}
-                () = sleep_until(&core, until) => {
-                    let now = core.clock().now();
-                    if deadline.is_some_and(|deadline| deadline <= now) {
-                        self.caller.reject(core.queue.permits_wait_error(id, wait, now));
-                        return false;
-                    }
-                    if reservation_ends_at.is_some_and(|at| at <= now) {
-                        pass_on(&core, core.queue.end_reservation(id));
-                    }
-                }
-            }
-        }
-    }
-
     /// Takes the permit of the key that is requested next, if no task of this process uses it.
     fn take_permit_of_step(&mut self) {
         if let Some(at) = self.stepwise.step()
             && let Some(key) = self.spec.store_keys.get(at)
-            && !self.permit.as_ref().is_some_and(|permit| permit.keys().contains(key))
         {
-            let taken = self.core.queue.take_free(std::slice::from_ref(key));
-            self.add_permits(taken);
+            self.permits.take_free(std::slice::from_ref(key));
         }
-    }
-
-    fn add_permits(&mut self, taken: Vec<Key>) {
-        let core = &self.core;
-        let empty = || KeyPermit::new(core.clone(), Arc::from([]));
-        self.permit.get_or_insert_with(empty).add(taken);
     }
 
     /// Drops the permits of all keys that are neither held at the store nor queued for.
     fn drop_unused_permits(&mut self) {
-        let Some(mut permit) = self.permit.take() else { return };
         let (keys, stepwise) = (&self.spec.store_keys, &self.stepwise);
-        permit.retain(|key| {
+        self.permits.retain(|key| {
             keys.iter().position(|one| one == key).is_some_and(|at| stepwise.involves(at))
         });
-        if !permit.keys().is_empty() {
-            self.permit = Some(permit);
-        }
     }
 
     fn is_over(&self) -> bool {
@@ -287,8 +170,8 @@ impl MultiKeyTask {
                 biased;
                 () = core.tracker.closing() => return false,
                 () = self.caller.gone() => return false,
-                () = self.wake.notified() => {
-                    let wake_at = core.queue.take_wake_times(&self.spec.store_keys, self.id);
+                () = self.permits.woken() => {
+                    let wake_at = self.permits.take_wake_time();
                     until = wake_at.map_or(until, |wake_at| until.min(wake_at));
                 }
                 () = core.clock().sleep_until(until_due) => return true,
@@ -299,7 +182,7 @@ impl MultiKeyTask {
     /// Notes whether other owners wait for keys of the partial hold.
     fn note_contention(&mut self) {
         let held = self.stepwise.held_keys(&self.spec);
-        if self.stepwise.holds_any() && self.core.queue.is_contended(held, self.id) {
+        if self.stepwise.holds_any() && self.permits.is_contended(held) {
             self.stepwise.on_wanted(self.core.clock().now());
         }
     }
@@ -353,7 +236,7 @@ impl MultiKeyTask {
         match answers.unwrap_or_default().pop() {
             Some(Ok(_)) => {
                 self.stepwise.on_hold_released();
-                core.queue.clear_contended(keys.iter(), self.id);
+                self.permits.clear_contended(keys.iter());
                 self.drop_unused_permits();
             }
             // It may have been applied, or may be applied later.
@@ -370,28 +253,20 @@ impl MultiKeyTask {
                 let old = std::mem::replace(&mut self.attempts, anew);
                 let (keys, ttl) = (self.spec.store_keys.clone(), self.spec.policy.ttl.stored());
                 spawn_undo(&self.core, old, keys, ttl);
-                self.register();
+                self.permits.register(self.attempts.owner);
             }
             // Without a new token the old one is undone at the end.
             Err(_) => self.answer_ends_wait = true,
         }
-        self.permit = None;
-    }
-
-    /// Makes the owner token known in the queues of all keys.
-    fn register(&mut self) {
-        let (queues, keys, id) = (&self.core.queue, &self.spec.store_keys, self.id);
-        queues.register(keys, id, self.attempts.owner, &self.wake);
-        let registration = || Registration { queues: queues.clone(), keys: keys.clone(), id };
-        self.registration.get_or_insert_with(registration);
+        self.permits.drop_all();
     }
 
     /// Sends one request.
     async fn request(&mut self) -> StepOutcome {
         let (core, spec) = (self.core.clone(), self.spec.clone());
-        if self.registration.is_none() {
+        if !self.permits.is_registered() {
             // Before the request is sent, so that no later notification is missed.
-            self.register();
+            self.permits.register(self.attempts.owner);
         }
         let Some(mut slot) = self.admit().await else {
             self.answer_ends_wait = true;
@@ -475,7 +350,7 @@ impl MultiKeyTask {
             slot = core.admit(1) => return Some(slot),
             () = core.tracker.closing() => {}
             () = self.caller.gone() => {}
-            () = sleep_until(&core, ends) => {
+            () = core.clock().sleep_until_due(ends) => {
                 // Later the last answer of the store says why.
                 if self.attempts.count == 0 {
                     let (keys, now) = (self.spec.store_keys.clone(), core.clock().now());
@@ -503,15 +378,10 @@ impl MultiKeyTask {
     fn deliver(mut self, sent: Instant, fences: Option<Fences>, contended: Option<bool>) {
         let core = self.core.clone();
         // Tasks that arrive from now on wait in this process.
-        let taken = core.queue.take_free(&self.spec.store_keys);
-        self.add_permits(taken);
-        let (Some(permit), Some(registration)) = (self.permit.take(), self.registration.take())
-        else {
-            return;
-        };
+        self.permits.take_free(&self.spec.store_keys);
+        let Some(permit) = self.permits.into_permit() else { return };
         let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
-        let permit = Some(permit.with(registration));
-        let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, permit)
+        let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, Some(permit))
             .with_earlier_until(self.attempts.kept_until);
         let contention = Contention::of_answer(contended);
         let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contention);
@@ -526,13 +396,13 @@ impl MultiKeyTask {
         let (core, spec) = (self.core.clone(), self.spec.clone());
         let held_any = self.stepwise.holds_any();
         let end = WaitEnd::of(&spec.policy, self.attempts.count);
-        let Self { mut caller, attempts, permit, registration, last_answer, _token, .. } = self;
+        let Self { mut caller, permits, attempts, last_answer, _token, .. } = self;
         let keys = spec.store_keys.clone();
         let mut undoing = pin!(undo_attempts(&core, attempts, keys, spec.policy.ttl.stored()));
         // All or nothing: partial holds are released before the error is returned, if the store is reachable.
         let is_undone = held_any && timeout(AT_ONCE, &mut undoing).await.is_ok();
         // The permits first: the task may request the same keys again immediately.
-        drop((permit, registration));
+        drop(permits);
         let error = if core.tracker.is_open() {
             let last_failure = core.queue.last_failure();
             last_answer.wait_error(end, core.clock().now(), last_failure.as_ref())
@@ -551,7 +421,7 @@ impl MultiKeyTask {
         tokio::select! {
             biased;
             done = &mut work => return done,
-            () = sleep_until(&self.core, answer_by) => {
+            () = self.core.clock().sleep_until_due(answer_by) => {
                 let last_failure = self.core.queue.last_failure();
                 let now = self.core.clock().now();
                 let wait = self.params.wait;
@@ -559,13 +429,5 @@ impl MultiKeyTask {
             }
         }
         work.await
-    }
-}
-
-/// Sleeps until `moment`; without one, never wakes up.
-async fn sleep_until(core: &PoolCore, moment: Option<Instant>) {
-    match moment {
-        Some(moment) => core.clock().sleep_until(moment).await,
-        None => std::future::pending().await,
     }
 }
