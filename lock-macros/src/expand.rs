@@ -16,6 +16,7 @@
 //!         __call
 //!     }).run(async move {
 //!         if let Some(__anchor) = None::<Result<Receipt, Error>> { return __anchor; }
+//!         let _ = &order;
 //!         { BODY }
 //!     }).await {
 //!         Ok(__output) => return __output,
@@ -30,6 +31,7 @@
 
 use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
+use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::{Attribute, Expr, FnArg};
 
@@ -253,9 +255,29 @@ impl Expansion<'_> {
             let runtime = self.runtime.at(name.span());
             quote_spanned!(located(name.span())=> let #name: &#runtime::LockGuard = &#name.1;)
         });
+        let captured = self.captured(&statements);
         let mut body = Group::new(Delimiter::Brace, statements);
         body.set_span(span);
-        quote_spanned!(span=> async move { #anchor #guard #body })
+        quote_spanned!(span=> async move { #anchor #guard #captured #body })
+    }
+
+    /// Moves the parameters that the body uses into its block as a whole, so that they drop before the release. A block that
+    /// uses one field captures that field only.
+    fn captured(&self, statements: &TokenStream) -> TokenStream {
+        let mut captured = TokenStream::new();
+        if self.function.rebinds_parameters() || self.params.owned().is_empty() {
+            return captured;
+        }
+        let used = uses(statements.clone());
+        // A closure there borrows what it uses for as long as the body runs.
+        let borrowed = uses(self.args.on_error.to_token_stream());
+        for name in self.params.owned() {
+            let is = |other: &String| name.unraw() == other;
+            if used.iter().any(is) && !borrowed.iter().any(is) {
+                captured.extend(quote_spanned!(located(name.span())=> let _ = &#name;));
+            }
+        }
+        captured
     }
 
     /// The error to return if the lock was not acquired, after `on_conflict`.

@@ -95,7 +95,7 @@ impl Function {
         statements: TokenStream,
         names: impl FnOnce() -> Vec<String>,
     ) -> TokenStream {
-        if !matches!(self.shape, Shape::Boxed { .. }) {
+        if !self.rebinds_parameters() {
             return statements;
         }
         let names = names();
@@ -111,6 +111,11 @@ impl Function {
             }
         }
         output
+    }
+
+    /// Whether the body starts with `let id = id;` for each parameter, and so captures it as a whole.
+    pub(crate) fn rebinds_parameters(&self) -> bool {
+        matches!(self.shape, Shape::Boxed { .. })
     }
 
     /// The start of the body.

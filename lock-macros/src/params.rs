@@ -2,9 +2,13 @@
 
 use proc_macro2::Ident;
 use syn::ext::IdentExt;
-use syn::{FnArg, Pat, Signature};
+use syn::{Attribute, FnArg, Pat, ReceiverKind, Signature, Type};
 
-pub(crate) struct Params(Vec<Param>);
+pub(crate) struct Params {
+    all: Vec<Param>,
+    /// The names of values that may have destructors.
+    owned: Vec<Ident>,
+}
 
 pub(crate) enum Param {
     /// The user's token `self`: a generated one would have a different hygiene inside `macro_rules!`.
@@ -17,11 +21,19 @@ pub(crate) enum Param {
 
 impl Params {
     pub(crate) fn new(sig: &Signature) -> Self {
-        Self(sig.inputs.iter().map(Param::new).collect())
+        let all = sig.inputs.iter().map(Param::new).collect::<Vec<_>>();
+        let owned = sig.inputs.iter().zip(&all).filter(|(argument, _)| may_drop(argument));
+        let owned = owned.flat_map(|(_, param)| param.names()).cloned().collect();
+        Self { all, owned }
+    }
+
+    /// The names of values that may have destructors.
+    pub(crate) fn owned(&self) -> &[Ident] {
+        &self.owned
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Param> {
-        self.0.iter()
+        self.all.iter()
     }
 
     /// The parameter `name`, as the token in the function.
@@ -35,7 +47,7 @@ impl Params {
     }
 
     pub(crate) fn has_receiver(&self) -> bool {
-        matches!(self.0.first(), Some(Param::Receiver(_)))
+        matches!(self.all.first(), Some(Param::Receiver(_)))
     }
 
     /// Whether `#[async_trait]` has replaced a pattern by a generated name.
@@ -69,6 +81,28 @@ impl Param {
             Self::Pattern { names, .. } => names,
         }
     }
+}
+
+/// Whether `argument` is neither a reference nor of a primitive type, and always compiled.
+fn may_drop(argument: &FnArg) -> bool {
+    const PRIMITIVES: [&str; 17] = [
+        "u8", "u16", "u32", "u64", "u128", "usize", "i8", "i16", "i32", "i64", "i128", "isize",
+        "f32", "f64", "bool", "char", "str",
+    ];
+    let (attributes, ty): (&[Attribute], Option<&Type>) = match argument {
+        FnArg::Receiver(receiver) => match &receiver.kind {
+            ReceiverKind::Reference(..) => return false,
+            ReceiverKind::Typed(_, ty) => (&receiver.attrs, Some(ty)),
+            _ => (&receiver.attrs, None),
+        },
+        FnArg::Typed(argument) => (&argument.attrs, Some(&argument.ty)),
+    };
+    let is_primitive = match ty {
+        Some(Type::Reference(_)) => return false,
+        Some(Type::Path(path)) => PRIMITIVES.iter().any(|name| path.path.is_ident(name)),
+        _ => false,
+    };
+    !is_primitive && attributes.is_empty()
 }
 
 /// `#[async_trait]` names a destructured parameter `__arg0`.
@@ -120,6 +154,18 @@ mod tests {
         );
         assert_eq!(names("fn f(self: Arc<Self>, r#type: u8)"), ["self", "r#type"]);
         assert_eq!(names("fn f(__arg0: u8, __argument: u8)"), ["__argument"]);
+    }
+
+    #[test]
+    fn values_with_destructors_are_owned() {
+        let owned = |sig: &str| {
+            let params = Params::new(&syn::parse_str(sig).unwrap());
+            params.owned().iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(owned("fn f(&self, a: &T, b: u64, c: T, #[cfg(x)] d: T)"), ["c"]);
+        assert_eq!(owned("fn f(self, State(a): State<A>, (b, _): (B, C))"), ["self", "a", "b"]);
+        assert_eq!(owned("fn f(self: &Self)"), [""; 0]);
+        assert_eq!(owned("fn f(self: Arc<Self>, a: impl Fn())"), ["self", "a"]);
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub use api::named_pools::{init, init_from_env, init_with, install, pool, shutdo
 pub use api::pool::{Health, LockPool, PoolBuilder};
 pub use api::request::LockRequest;
 pub use api::serve::{Served, Stopped, serve, serve_until, shutdown_on_signal};
-pub use attribute::key_template::KeyPart;
+pub use attribute::key_template::{Encoded, KeyPart};
 pub use attribute::return_type::FromLockError;
 pub use backend::credentials::Credentials;
 pub use base::error::{ErrorKind, LockError, Progress};
@@ -234,7 +234,8 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// A call may be dropped at any await and leaves nothing behind. While it waits, it leaves the wait queue and releases
 /// what the store may have granted. In the body, the body is dropped first and then the lock is released.
 ///
-/// The body's locals, and what it uses of its arguments, drop before the release. Other arguments, and fields of an
-/// argument that it does not use, drop after it.
+/// The body's locals, and the arguments that it uses, drop before the release. Arguments that it does not use drop after it.
+///
+/// The lock ends with the body. A stream, a future or a lazy iterator that the body returns runs without the lock.
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use lock_runtime::{ErrorKind, LockGuard, LockPool};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::exits::{self, Api, BodyError, SOON, Scene, Way};
 use lock_tests::history::now_ns;
 use lock_tests::runtimes::{current_thread, multi_thread};
@@ -37,6 +37,47 @@ fn on_memory(api: Api) -> Arc<Scene> {
         }
     };
     Scene::new(api, &url, 7, taken)
+}
+
+/// Notes whether the lock is held when it drops.
+struct NotesHold {
+    pool: LockPool,
+    held: Arc<AtomicUsize>,
+    id: u64,
+}
+
+impl Drop for NotesHold {
+    fn drop(&mut self) {
+        self.held.fetch_add(self.pool.snapshot().held.len(), Ordering::Relaxed);
+    }
+}
+
+#[distributed_lock(key = "drop:<id>", pool = pool)]
+async fn uses_a_field(pool: &LockPool, id: u64, value: NotesHold) -> Result<u64, LockError> {
+    Ok(value.id + id)
+}
+
+#[distributed_lock(key = "drop:<id>", pool = pool, guard = lock)]
+async fn uses_a_field_and_a_guard(
+    pool: &LockPool,
+    id: u64,
+    value: NotesHold,
+) -> Result<u64, LockError> {
+    Ok(value.id + id + u64::from(!lock.is_held()))
+}
+
+/// A block that uses one field of a value captures that field only.
+#[test]
+fn an_argument_drops_before_the_release_if_the_body_uses_a_field_of_it() {
+    current_thread().block_on(async {
+        let pool = LockPool::connect("memory://").await.unwrap();
+        let held = Arc::new(AtomicUsize::new(0));
+        let value = |id| NotesHold { pool: pool.clone(), held: held.clone(), id };
+        assert_eq!(uses_a_field(&pool, 1, value(1)).await.unwrap(), 2);
+        assert_eq!(held.load(Ordering::Relaxed), 1);
+        assert_eq!(uses_a_field_and_a_guard(&pool, 1, value(1)).await.unwrap(), 2);
+        assert_eq!(held.load(Ordering::Relaxed), 2);
+    });
 }
 
 /// Polls once, while the server cannot have answered.

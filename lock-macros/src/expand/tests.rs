@@ -42,6 +42,7 @@ fn a_method_with_an_erased_return_type() {
             > {
                 return __anchor;
             }
+            let _ = &order;
             { self.charge(order).await }
         })
         .await
@@ -250,6 +251,22 @@ fn a_method_is_alone_with_its_parameter() {
     for key in ["<a.id>:<a.next()>", "<a.next()>:<a>", "<a.next()>:<b[a].id>"] {
         assert!(!erased(key), "{key}");
     }
+}
+
+/// So that it drops before the release, even if the body uses one field of it.
+#[test]
+fn a_value_is_captured_as_a_whole() {
+    let is_captured = |args: &str, item: &str| {
+        expanded(&format!(r#"key = "a", {args}"#), item).contains("let _ = &tx;")
+    };
+    assert!(is_captured("", "async fn load(tx: Tx) { tx.len() }"));
+    assert!(is_captured(
+        "",
+        "fn load(State(tx): State<Tx>) -> impl Future { async move { tx.n } }"
+    ));
+    assert!(!is_captured("", "async fn load(tx: &Tx) { tx.len() }"));
+    assert!(!is_captured("", "async fn load(tx: Tx) {}"));
+    assert!(!is_captured("on_error = |e| tx.error(e)", "async fn load(tx: Tx) { tx.len() }"));
 }
 
 #[test]

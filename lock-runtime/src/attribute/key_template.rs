@@ -1,6 +1,6 @@
 //! Renders a key template with the arguments of one call.
 
-use std::fmt;
+use std::fmt::{self, Display, Write};
 
 use crate::base::call_site::Site;
 use crate::base::error::{ErrorKind, LockError};
@@ -8,7 +8,7 @@ use crate::base::key::Key;
 use crate::base::key_rules::push_hex;
 use crate::base::lock_name::LockName;
 
-/// A value of a `<placeholder>` in a key template: everything that implements [`Display`](fmt::Display).
+/// A value of a `<placeholder>` in a key template: everything that implements [`Display`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be part of a lock key",
     label = "this placeholder's value does not implement `Display`",
@@ -23,7 +23,7 @@ pub trait KeyPart {
 }
 
 #[diagnostic::do_not_recommend]
-impl<T: fmt::Display + ?Sized> KeyPart for T {
+impl<T: Display + ?Sized> KeyPart for T {
     fn write(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         write!(out, "{self}")
     }
@@ -141,7 +141,7 @@ impl Escape<'_> {
     }
 }
 
-impl fmt::Write for Escape<'_> {
+impl Write for Escape<'_> {
     fn write_str(&mut self, value: &str) -> fmt::Result {
         let mut rest = value;
         while let Some((at, c)) = rest.char_indices().find(|&(_, c)| self.must_escape(c)) {
@@ -154,6 +154,60 @@ impl fmt::Write for Escape<'_> {
         }
         self.out.push_str(rest);
         Ok(())
+    }
+}
+
+/// The text of a placeholder, for keys that an expression composes.
+///
+/// A key template encodes its values. A key with a value that is not encoded is another key, and the two do not exclude each
+/// other. With `Encoded`, they are the same:
+///
+/// ```
+/// use lock_runtime::{Encoded, LockError, distributed_lock};
+///
+/// #[distributed_lock(key = "account:<id>")]
+/// async fn close(id: &str) -> Result<(), LockError> { Ok(()) }
+///
+/// #[distributed_lock(keys = ids.iter().map(|id| format!("account:{}", Encoded::new(id))))]
+/// async fn merge(ids: &[&str]) -> Result<(), LockError> { Ok(()) }
+///
+/// assert_eq!(format!("account:{}", Encoded::new("a b")), "account:a%20b");
+/// ```
+///
+/// It refuses no value, while an empty value in a template is [`ErrorKind::InvalidKey`].
+#[derive(Clone, Copy, Debug)]
+pub struct Encoded<T> {
+    value: T,
+    next: Option<char>,
+}
+
+impl<T: Display> Encoded<T> {
+    /// The value of a placeholder that is followed by a `:` or by the end of the template.
+    pub const fn new(value: T) -> Self {
+        Self { value, next: None }
+    }
+
+    /// The value of a placeholder that is followed by `next`, which a template encodes in this value too.
+    ///
+    /// ```
+    /// use lock_runtime::Encoded;
+    ///
+    /// // As in `"range:<from>-<to>"`.
+    /// let key = |from: &str, to: &str| format!("range:{}-{}", Encoded::new(from).before('-'), Encoded::new(to));
+    /// assert_eq!(key("a-b", "c-d"), "range:a%2Db-c-d");
+    /// ```
+    #[must_use]
+    pub const fn before(mut self, next: char) -> Self {
+        self.next = Some(next);
+        self
+    }
+}
+
+impl<T: Display> Display for Encoded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::new();
+        write!(Escape { out: &mut text, next: self.next }, "{}", self.value)?;
+        f.write_str(&text)
     }
 }
 
@@ -203,6 +257,14 @@ mod tests {
         // A value in the form of a hashed key gives another key.
         let forged = one.as_str().strip_prefix("order:1:").unwrap();
         assert_ne!(render("1", forged).unwrap(), one);
+    }
+
+    #[test]
+    fn an_encoded_value_is_that_of_the_template() {
+        for (a, b) in [("7", "8"), ("a b", "x:y"), ("a:b", "{c}%\n"), ("ü/1", "<z>[0]-")] {
+            let text = format!("order:{}:{}", Encoded::new(a).before(':'), Encoded::new(&b));
+            assert_eq!(Key::from(text), render(a, b).unwrap());
+        }
     }
 
     #[test]

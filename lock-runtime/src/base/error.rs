@@ -189,14 +189,15 @@ impl LockError {
         self.0.kind
     }
 
-    /// How far the work under the lock had come.
+    /// How far the work under the lock had come: the lock that the error names. The error of a locked call in a body is
+    /// about that call, also where the body returns it.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.0.progress
     }
 
-    /// True if the work under the lock started. False for [`Progress::NotStarted`]: nothing ran and the call may be
-    /// repeated.
+    /// True if the work under the lock started, as in [`progress`](Self::progress). False for [`Progress::NotStarted`]:
+    /// nothing ran under this lock and the call may be repeated.
     #[must_use]
     pub fn body_started(&self) -> bool {
         self.progress() != Progress::NotStarted
