@@ -8,6 +8,7 @@ use syn::{Error, Expr, ExprLit, Ident, LitStr, Path, Result, Token, token};
 
 use crate::argument_names::{example, explain_unknown, known, meant};
 use crate::diagnostics::Errors;
+use crate::duration;
 use crate::on_conflict::{self, Choice, OnConflict};
 use crate::value::{self, Count, Keys, Pool, Renew, Time, Wait};
 
@@ -123,20 +124,46 @@ impl Args {
         Ok(())
     }
 
-    /// Keys without a name; in a list they are reported together.
+    /// Texts without a name; in a list they are reported together.
     fn unnamed(&mut self, first: &LitStr, input: ParseStream<'_>) -> Error {
         let texts = texts(input);
-        let is_named = self.written("key").is_some() || self.written("keys").is_some();
-        let list = texts.iter().map(|text| text.token().to_string()).collect::<Vec<_>>().join(", ");
-        let message = match (is_named, texts.len()) {
-            (true, _) => format!("several keys are one list: `{}`", example("keys")),
-            (false, 1) => format!("name this argument: `key = {list}`"),
-            (false, _) => format!("name this argument: `keys = [{list}]`"),
-        };
-        if !is_named {
-            let name = if texts.len() == 1 { "key" } else { "keys" };
+        if let Some(name) = known(&first.value())
+            && input.peek(Token![=])
+        {
+            let message = format!("an argument has no quotes: `{}`", example(name));
             self.written.push((name, first.span()));
+            return Error::new(first.span(), message);
         }
+        let is_named = self.written("key").is_some() || self.written("keys").is_some();
+        let (times, keys): (Vec<_>, Vec<_>) =
+            texts.iter().partition(|text| duration::parse(&text.value()).is_ok());
+        let list = |texts: &[&LitStr]| {
+            texts.iter().map(|text| text.token().to_string()).collect::<Vec<_>>().join(", ")
+        };
+        let mut named = Vec::new();
+        if !is_named {
+            match &*keys {
+                [] => {}
+                [key] => named.push(("key", list(&[key]))),
+                keys => named.push(("keys", format!("[{}]", list(keys)))),
+            }
+        }
+        named.extend(["ttl", "wait"].into_iter().zip(times.iter().map(|time| list(&[time]))));
+        let message = if is_named && !keys.is_empty() {
+            format!("several keys are one list: `{}`", example("keys"))
+        } else {
+            let these = if named.len() == 1 { "this argument" } else { "these arguments" };
+            let text = named.iter().map(|(name, value)| format!("{name} = {value}"));
+            let mut message = format!("name {these}: `{}`", text.collect::<Vec<_>>().join(", "));
+            if let ([("ttl", _)], [time]) = (&*named, &*times) {
+                let wait = list(&[time]);
+                message.push_str(&format!(
+                    "\nhelp: or `wait = {wait}`, how long to wait for the lock"
+                ));
+            }
+            message
+        };
+        self.written.extend(named.into_iter().map(|(name, _)| (name, first.span())));
         Error::new(first.span(), message)
     }
 
@@ -251,6 +278,23 @@ mod tests {
         assert!(found[3].starts_with("expected a `=` after `max_hold`"));
         assert!(found[4].starts_with("unknown argument `colour`"));
         assert!(found[5].starts_with("`ttl` is given twice"));
+    }
+
+    #[test]
+    fn texts_without_a_name_are_named_by_what_they_are() {
+        for (text, help) in [
+            (r#""o:<id>", "5s""#, r#"name these arguments: `key = "o:<id>", ttl = "5s"`"#),
+            (r#""a", "b", "5s", "1s""#, r#"`keys = ["a", "b"], ttl = "5s", wait = "1s"`"#),
+            (
+                r#"key = "o:<id>", "5s""#,
+                "name this argument: `ttl = \"5s\"`\nhelp: or `wait = \"5s\"`",
+            ),
+            (r#"key = "o:<id>", "b""#, "several keys are one list"),
+            (r#"key = "a", "wait" = "1s""#, r#"an argument has no quotes: `wait = "3s"`"#),
+        ] {
+            let found = messages(text);
+            assert!(found[0].contains(help), "{text}: {found:#?}");
+        }
     }
 
     #[test]

@@ -29,8 +29,13 @@ const ARGUMENTS: [(&str, &str); 20] = [
 /// Not part of lists: `crate` is rarely needed.
 const CRATE: (&str, &str) = ("crate", "crate = path::to::lock_runtime");
 
+const PREFIX: &str =
+    "a prefix is a setting of the pool\nhelp: write `LockPool::builder(url).key_prefix(\"app:\")`";
+
 /// Arguments of other libraries that are not supported, and what applies instead.
-const PLANNED: [(&str, &str); 3] = [
+const PLANNED: [(&str, &str); 5] = [
+    ("prefix", PREFIX),
+    ("key_prefix", PREFIX),
     ("mode", "`mode` is not supported yet: every lock is exclusive"),
     ("permits", "`permits` is not supported yet: every lock has one holder"),
     (
@@ -43,7 +48,7 @@ const PLANNED: [(&str, &str); 3] = [
 const TRANSLATED: [(&[&str], &str); 4] = [
     (&["unless"], "it is `when` with the opposite condition\nhelp: write `when = !(condition)`"),
     (
-        &["no_wait", "nowait", "try_lock"],
+        &["no_wait", "nowait", "try_lock", "nonblocking", "non_blocking"],
         "a single attempt is a `wait` of zero\nhelp: write `wait = \"0s\"`",
     ),
     (
@@ -81,6 +86,9 @@ const FOREIGN: [(&str, &[&str]); 17] = [
             "lease_ms",
             "lease_duration",
             "lock_ttl",
+            "ttl_ms",
+            "ttl_secs",
+            "ttl_seconds",
             "px",
             "ex",
             "duration",
@@ -108,7 +116,11 @@ const FOREIGN: [(&str, &[&str]); 17] = [
             "try_lock",
             "no_wait",
             "nowait",
+            "nonblocking",
+            "non_blocking",
             "wait_for",
+            "wait_ms",
+            "wait_secs",
         ],
     ),
     (

@@ -2,8 +2,9 @@
 
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
+use syn::ext::IdentExt;
 use syn::spanned::Spanned;
-use syn::{Index, LitStr};
+use syn::{Expr, Index, LitStr};
 
 use crate::expand::{Expansion, spanned};
 use crate::paths::located;
@@ -45,7 +46,14 @@ impl Expansion<'_> {
             Source::Template(literal, template) => (literal, template),
             Source::Expression(expression) => {
                 let runtime = self.runtime.at(expression.span());
-                let key = quote_spanned!(located(expression.span())=> #runtime::key(#expression));
+                let key = match self.constant_of(expression) {
+                    Some(names) => quote_spanned! {located(expression.span())=>
+                        #runtime::constant_key(#expression, &[#(#names),*])
+                    },
+                    None => {
+                        quote_spanned!(located(expression.span())=> #runtime::key(#expression))
+                    }
+                };
                 return quote_spanned!(span=> { let __key = #key; __key });
             }
         };
@@ -66,6 +74,14 @@ impl Expansion<'_> {
                 #runtime::KeyWriter::finish(__key)
             }
         }
+    }
+
+    /// The names of the parameters, if `expression` names a constant. Its text may look like a template with them.
+    fn constant_of(&self, expression: &Expr) -> Option<Vec<String>> {
+        let Expr::Path(path) = expression else { return None };
+        let name = path.path.segments.last()?.ident.unraw().to_string();
+        let is_constant = !name.contains(char::is_lowercase);
+        is_constant.then(|| self.params.names().map(|name| name.unraw().to_string()).collect())
     }
 
     /// The text at the start, and each placeholder with its value and the text after it.

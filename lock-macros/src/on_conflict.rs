@@ -4,7 +4,7 @@ use proc_macro2::Span;
 use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Result};
 
 use crate::diagnostics::closest;
-use crate::value::tokens;
+use crate::value::{makes_value, tokens};
 
 pub(crate) enum OnConflict {
     Error,
@@ -28,8 +28,20 @@ pub(crate) fn on_conflict(value: Expr) -> Result<OnConflict> {
         },
         Expr::Path(path) => match path.path.get_ident().map(Ident::to_string).as_deref() {
             Some(policy @ ("error" | "skip")) => Err(unquoted("on_conflict", &value, policy)),
+            Some("None") => Err(Error::new_spanned(
+                &value,
+                "`on_conflict` takes a function, not a value\nhelp: `on_conflict = \"skip\"` returns `None`, `Ok(None)` or `Ok(())`",
+            )),
             _ => Ok(OnConflict::Fallback(value)),
         },
+        Expr::Call(call) if makes_value(call) => Err(Error::new_spanned(
+            &value,
+            format!(
+                "`on_conflict` takes a function, not a value\n\
+                 help: write an async function with the same parameters that returns `{}`, and its name here: `{EXAMPLE}`",
+                tokens(&value)
+            ),
+        )),
         Expr::Call(call) => Err(Error::new_spanned(
             &value,
             format!("name the fallback without calling it: `on_conflict = {}`", tokens(&call.func)),
@@ -44,6 +56,8 @@ pub(crate) fn on_conflict(value: Expr) -> Result<OnConflict> {
         )),
     }
 }
+
+const EXAMPLE: &str = "on_conflict = path::to::function";
 
 pub(crate) fn on_lost(value: &Expr) -> Result<Choice> {
     choice("on_lost", value, [("cancel", "Cancel"), ("notify", "Notify")])

@@ -5,8 +5,8 @@ use std::time::Duration;
 use proc_macro2::Span;
 use syn::punctuated::Punctuated;
 use syn::{
-    Error, Expr, ExprBlock, ExprLit, ExprUnary, Ident, Lit, LitInt, LitStr, Path, Result, Stmt,
-    Token, UnOp,
+    Error, Expr, ExprBlock, ExprCall, ExprLit, ExprUnary, Ident, Lit, LitInt, LitStr, Path, Result,
+    Stmt, Token, UnOp,
 };
 
 use crate::argument_names::example;
@@ -287,6 +287,13 @@ pub(crate) fn on_error(value: Expr) -> Result<Expr> {
     match &value {
         Expr::Path(_) | Expr::Closure(_) => Ok(value),
         Expr::Block(block) if ends_in_a_closure(block) => Ok(value),
+        Expr::Call(call) if makes_value(call) => Err(Error::new_spanned(
+            &value,
+            format!(
+                "`on_error` takes a function, not a value\nhelp: write `on_error = |_| {}`",
+                tokens(&value)
+            ),
+        )),
         Expr::Call(call) if matches!(*call.func, Expr::Path(_)) => Err(Error::new_spanned(
             &value,
             format!("name the function without calling it: `on_error = {}`", tokens(&call.func)),
@@ -297,6 +304,15 @@ pub(crate) fn on_error(value: Expr) -> Result<Expr> {
              help: write `on_error = path::to::function` or `on_error = |error| ...`",
         )),
     }
+}
+
+/// Whether `call` looks like a constructor, such as `Ok(0)` or `Default::default()`.
+pub(crate) fn makes_value(call: &ExprCall) -> bool {
+    let Expr::Path(function) = &*call.func else { return false };
+    function.path.segments.last().is_some_and(|segment| {
+        let name = segment.ident.to_string();
+        name.starts_with(char::is_uppercase) || matches!(&*name, "default" | "new" | "from")
+    })
 }
 
 fn ends_in_a_closure(block: &ExprBlock) -> bool {

@@ -11,7 +11,7 @@ pub use crate::api::guard::LockGuard;
 pub use crate::api::locked_future::Locked;
 pub use crate::api::pool::LockPool;
 pub use crate::attribute::call::{Call, enter};
-pub use crate::attribute::key_template::{KeyPart, KeyWriter, template};
+pub use crate::attribute::key_template::{KeyPart, KeyWriter, constant_key, template};
 pub use crate::attribute::return_type::{FromLockError, Skipped};
 pub use crate::base::call_site::{Location, RegisteredSite, Site};
 pub use crate::base::error::LockError;

@@ -19,12 +19,12 @@ pub trait KeyPart {
     ///
     /// # Errors
     /// What the value's `Display` returns.
-    fn write(&self, out: &mut dyn fmt::Write) -> fmt::Result;
+    fn write(&self, out: &mut dyn Write) -> fmt::Result;
 }
 
 #[diagnostic::do_not_recommend]
 impl<T: Display + ?Sized> KeyPart for T {
-    fn write(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+    fn write(&self, out: &mut dyn Write) -> fmt::Result {
         write!(out, "{self}")
     }
 }
@@ -47,6 +47,30 @@ pub fn template(
         key.text(behind);
     }
     key.finish()
+}
+
+/// The key of `key = CONSTANT`, in a function with these parameters.
+///
+/// # Errors
+/// [`ErrorKind::InvalidKey`] if it is empty, or names a parameter as a placeholder does: only a literal has placeholders, and all
+/// calls would lock one key.
+pub fn constant_key(value: impl Into<Key>, parameters: &[&str]) -> Result<Key, LockError> {
+    let key = value.into().checked()?;
+    let text = key.as_str();
+    let names =
+        |name: &&&str| text.match_indices('<').any(|(at, _)| text[at + 1..].starts_with(**name));
+    match parameters.iter().find(names) {
+        Some(name) => Err(in_constant(text, name)),
+        None => Ok(key),
+    }
+}
+
+#[cold]
+fn in_constant(text: &str, name: &str) -> LockError {
+    let message =
+        format!("the constant has the text `<{name}`, and only a literal has placeholders");
+    LockError::new(ErrorKind::InvalidKey, message)
+        .remedy(format!("write `key = {text:?}` in the attribute"))
 }
 
 /// Estimated length of a rendered value.
@@ -257,6 +281,17 @@ mod tests {
         // A value in the form of a hashed key gives another key.
         let forged = one.as_str().strip_prefix("order:1:").unwrap();
         assert_ne!(render("1", forged).unwrap(), one);
+    }
+
+    #[test]
+    fn a_constant_has_no_placeholders() {
+        assert_eq!(constant_key("order:all", &["id"]).unwrap().as_str(), "order:all");
+        assert_eq!(constant_key("order:<all>", &["id"]).unwrap().as_str(), "order:<all>");
+        for text in ["order:<id>", "<a>:<id.0>"] {
+            let error = constant_key(text, &["other", "id"]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidKey);
+            assert!(error.to_string().contains(&format!("write `key = {text:?}`")), "{error}");
+        }
     }
 
     #[test]
