@@ -120,9 +120,11 @@ impl LockPool {
             let released = answer
                 .unwrap_or_else(|| Err(BackendError::unanswered()))
                 .map(|outcome| outcome != ReleaseOutcome::NotHeld);
-            let is_sent =
-                !matches!(&released, Err(error) if error.kind() == FailureKind::NotApplied);
-            if let Some(owner) = owner.filter(|_| is_sent) {
+            let is_refused = |error: &BackendError| {
+                matches!(error.kind(), FailureKind::NotApplied | FailureKind::Rejected)
+            };
+            let may_be_released = !released.as_ref().is_err_and(is_refused);
+            if let Some(owner) = owner.filter(|_| may_be_released) {
                 let was_held = released.as_ref().ok().copied();
                 events::released_by_force(core.name(), owner, was_held, operator);
             }

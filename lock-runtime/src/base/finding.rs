@@ -28,6 +28,8 @@ pub enum Verdict {
     Warning,
     /// The login is not allowed to read it.
     Unknown,
+    /// No lock can be acquired.
+    Bad,
 }
 
 impl Finding {
@@ -50,6 +52,13 @@ impl Finding {
     pub fn unknown(check: &'static str, text: impl Into<String>, remedy: &'static str) -> Self {
         let text = text.into();
         Self { check, verdict: Verdict::Unknown, server: None, text, remedy: Some(remedy) }
+    }
+
+    /// A check that has found that no lock can be acquired.
+    #[must_use]
+    pub fn bad(check: &'static str, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { check, verdict: Verdict::Bad, server: None, text, remedy: None }
     }
 
     /// The same finding, for one server among several.
@@ -79,13 +88,14 @@ mod serialized {
         }
     }
 
-    /// `good`, `warning` or `unknown`.
+    /// `good`, `warning`, `unknown` or `bad`.
     impl Serialize for Verdict {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             serializer.serialize_str(match self {
                 Self::Good => "good",
                 Self::Warning => "warning",
                 Self::Unknown => "unknown",
+                Self::Bad => "bad",
             })
         }
     }

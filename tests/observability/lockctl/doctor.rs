@@ -21,7 +21,12 @@ fn bad_checks(ended: &Ended) -> Vec<Value> {
     let findings = json["findings"].as_array().unwrap();
     assert!(!findings.is_empty());
     let mut bad: Vec<_> = findings.iter().filter(|it| it["verdict"] != "good").cloned().collect();
-    assert_eq!(ended.code, if bad.is_empty() { 0 } else { 4 }, "{ended:?}");
+    let code = match bad.iter().any(|it| it["verdict"] == "bad") {
+        true => 1,
+        false if bad.is_empty() => 0,
+        false => 4,
+    };
+    assert_eq!(ended.code, code, "{ended:?}");
     // A machine that is busy is slow.
     bad.retain(|it| it["check"] != "latency");
     bad
@@ -30,9 +35,20 @@ fn bad_checks(ended: &Ended) -> Vec<Value> {
 /// One check has led to a warning, with these words in the text and in the remedy.
 #[track_caller]
 fn warns(url: &str, check: &str, text: &str, remedy: &str) {
-    let ended = doctor(url);
-    let bad = bad_checks(&ended);
+    let bad = bad_checks(&doctor(url));
     let [one] = &bad[..] else { panic!("{bad:#?}") };
+    is_warning(one, check, text, remedy);
+}
+
+/// No lock can be acquired, for this reason.
+#[track_caller]
+fn is_bad(one: &Value, text: &str) {
+    assert_eq!((&one["check"], &one["verdict"]), (&"lock".into(), &"bad".into()), "{one:#}");
+    assert!(one["text"].as_str().unwrap().contains(text), "{one:#}");
+}
+
+#[track_caller]
+fn is_warning(one: &Value, check: &str, text: &str, remedy: &str) {
     assert_eq!((&one["check"], &one["verdict"]), (&check.into(), &"warning".into()), "{one:#}");
     assert!(one["text"].as_str().unwrap().contains(text), "{one:#}");
     assert!(one["remedy"].as_str().unwrap().contains(remedy), "{one:#}");
@@ -47,6 +63,7 @@ fn a_fit_server_is_good() {
     let names: Vec<_> = checks.iter().map(|it| it["check"].as_str().unwrap()).collect();
     let expected = [
         "latency",
+        "lock",
         "version",
         "role",
         "eviction",
@@ -72,7 +89,10 @@ fn eviction() {
 #[test]
 fn an_old_version() {
     let server = fit().program(&versions::too_old()).start();
-    warns(&server.url(), "version", "version 6.0.9", "upgrade");
+    let bad = bad_checks(&doctor(&server.url()));
+    let [lock, version] = &bad[..] else { panic!("{bad:#?}") };
+    is_bad(lock, "syntax error");
+    is_warning(version, "version", "version 6.0.9", "upgrade");
 }
 
 #[test]
@@ -93,7 +113,33 @@ fn a_replica_given_as_master() {
     eventually(DEADLINE, "the replica has its data", || {
         replica.cli(&["INFO", "replication"]).contains("master_link_status:up")
     });
-    warns(&replica.url(), "role", "is a replica", "point the URL at the master");
+    let bad = bad_checks(&doctor(&replica.url()));
+    let [lock, role] = &bad[..] else { panic!("{bad:#?}") };
+    is_bad(lock, "read only replica");
+    is_warning(role, "role", "is a replica", "point the URL at the master");
+}
+
+/// Everything else about the server is good.
+#[test]
+fn a_server_that_grants_no_lock() {
+    let full = fit().start();
+    full.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let alone = fit().arg("min-replicas-to-write", "1").start();
+    let single = fit().start();
+    let restricted = fit().config_line("user worker on >pw ~app:* &* +@all").start();
+    let restricted = format!("redis://worker:pw@127.0.0.1:{}", restricted.port());
+    for (url, text) in [
+        (full.url(), "memory"),
+        (alone.url(), "NOREPLICAS"),
+        (format!("{}?replicas=3", single.url()), "replicas"),
+        (restricted, "NOPERM"),
+    ] {
+        let ended = doctor(&url);
+        let bad = bad_checks(&ended);
+        is_bad(bad.iter().find(|it| it["check"] == "lock").unwrap(), text);
+        let lines = run(lockctl(["doctor", &url, "--text"])).stdout;
+        assert!(lines.lines().any(|line| line.starts_with("bad  lock ")), "{lines}");
+    }
 }
 
 #[test]
@@ -185,8 +231,9 @@ fn other_stores_have_their_warnings() {
     let postgres = PostgresServer::start();
     let ended = doctor(&postgres.url());
     let json = ended.json();
-    let (latency, others) = json["findings"].as_array().unwrap().split_first().unwrap();
-    assert_eq!(latency["check"], "latency", "{latency:#}");
+    let (first, others) = json["findings"].as_array().unwrap().split_at(2);
+    let names: Vec<_> = first.iter().map(|it| it["check"].as_str().unwrap()).collect();
+    assert_eq!(names, ["latency", "lock"]);
     for found in others {
         assert_eq!(found["check"], "store", "{found:#}");
     }

@@ -1,10 +1,14 @@
 //! `lockctl doctor`: the checks of a store, a verdict and a remedy for each.
 
+// A program that measures reads clocks.
+#![allow(clippy::disallowed_methods)]
+
 use std::fmt::Write;
-use std::time::Duration;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::{Duration, Instant};
 
 use lock_runtime::backend::Warning;
-use lock_runtime::{Finding, LockError, LockPool, Verdict};
+use lock_runtime::{Finding, LockError, LockPool, Verdict, Wait};
 use serde_json::json;
 
 use crate::args::StoreArgs;
@@ -14,6 +18,9 @@ use crate::output::{BAD, End, FAINT, GOOD, HELD, Output, latency_text, printable
 
 /// The number of requests that measure the latency.
 const REQUESTS: usize = 100;
+
+/// How long a `doctor` that is killed leaves its key.
+const TTL: Duration = Duration::from_secs(5);
 
 /// A slower store makes short ttls and request timeouts fail.
 const SLOW: Duration = Duration::from_millis(100);
@@ -44,8 +51,13 @@ pub(crate) async fn run(store: &StoreArgs, output: &Output) -> Result<End, Failu
         findings.iter().map(|finding| finding_text(finding, several)).collect()
     })?;
     checked?;
+    let has = |verdict| findings.iter().any(|finding| finding.verdict == verdict);
     let is_good = findings.iter().all(|finding| finding.verdict == Verdict::Good);
-    Ok(if is_good { End::Done } else { End::Warned })
+    Ok(match is_good {
+        true => End::Done,
+        false if has(Verdict::Bad) => End::Unreachable,
+        false => End::Warned,
+    })
 }
 
 /// Adds what the checks find, up to the first that fails.
@@ -59,8 +71,31 @@ async fn check(pool: &LockPool, findings: &mut Vec<Finding>) -> Result<Latency, 
     } else {
         Finding::good("latency", measured)
     };
-    findings.insert(0, finding);
+    // Fences need scripts.
+    let lacks = |finding: &Finding| finding.check == "scripts" && finding.verdict != Verdict::Good;
+    let has_fences = !findings.iter().any(lacks);
+    findings.splice(0..0, [finding, grant(pool, has_fences).await]);
     Ok(latency)
+}
+
+/// Acquires a lock as a program does, and releases it: the other checks only read.
+async fn grant(pool: &LockPool, has_fences: bool) -> Finding {
+    // No key of a program.
+    let key = format!("lockctl-doctor:{:016x}", RandomState::new().build_hasher().finish());
+    let began = Instant::now();
+    let request = pool.lock(key).ttl(TTL).wait(Wait::For(Duration::ZERO)).fencing(has_fences);
+    let released = async { request.acquire().await?.release().await };
+    match released.await {
+        Ok(()) => {
+            let fence = if has_fences { "with" } else { "without" };
+            let millis = began.elapsed().as_secs_f64() * 1_000.0;
+            Finding::good(
+                "lock",
+                format!("acquired {fence} a fence and released in {millis:.2} ms"),
+            )
+        }
+        Err(error) => Finding::bad("lock", error.to_string()),
+    }
 }
 
 async fn latency_of(pool: &LockPool) -> Result<Latency, LockError> {
@@ -75,6 +110,7 @@ fn finding_text(finding: &Finding, several: bool) -> String {
     let (style, word) = match finding.verdict {
         Verdict::Good => (GOOD, "ok"),
         Verdict::Warning => (HELD, "warn"),
+        Verdict::Bad => (BAD, "bad"),
         _ => (FAINT, "?"),
     };
     let text = match &finding.server {

@@ -31,7 +31,7 @@ pub(crate) enum Format {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Done,
-    /// The store cannot be reached, or does not show the holder.
+    /// The store cannot be reached, grants no lock, or does not show the holder.
     Unreachable,
     /// The key is free, or another owner holds it.
     NotHeld,
