@@ -28,13 +28,13 @@ pub(super) struct LocalPermits {
     /// Notified when a request to the store may be due early, or a reservation changes.
     wake: Arc<Notify>,
     /// The first request for the permits of all keys, until they are awaited.
-    requested: Option<Requested>,
+    requested: Option<PermitRequest>,
     permit: Option<KeyPermit>,
     registration: Option<Registration<LockWaiter>>,
 }
 
 /// A request for the permits of all keys.
-enum Requested {
+enum PermitRequest {
     Here(KeyPermit),
     Awaited(oneshot::Receiver<PermitReply>),
 }
@@ -82,14 +82,14 @@ impl LocalPermits {
         Ok(permits)
     }
 
-    fn request_all(&self, again: bool) -> Result<Requested, LockError> {
+    fn request_all(&self, again: bool) -> Result<PermitRequest, LockError> {
         let (reply, answer) = oneshot::channel();
         let (core, keys) = (&self.core, &self.keys);
         let (id, params, wake) = (self.id, &self.params, &self.wake);
         let enqueued = core.queue.enqueue_for_permits(id, keys, params, wake, reply, again)?;
         Ok(match enqueued {
-            Some(_) => Requested::Here(KeyPermit::new(core.clone(), keys.clone())),
-            None => Requested::Awaited(answer),
+            Some(_) => PermitRequest::Here(KeyPermit::new(core.clone(), keys.clone())),
+            None => PermitRequest::Awaited(answer),
         })
     }
 
@@ -103,8 +103,8 @@ impl LocalPermits {
             None => self.request_all(true),
         };
         match requested {
-            Ok(Requested::Here(permit)) => self.permit = Some(permit),
-            Ok(Requested::Awaited(answer)) => self.permit = self.wait(answer, caller).await,
+            Ok(PermitRequest::Here(permit)) => self.permit = Some(permit),
+            Ok(PermitRequest::Awaited(answer)) => self.permit = self.wait(answer, caller).await,
             Err(error) => caller.reject(error),
         }
         self.permit.is_some()
