@@ -137,31 +137,29 @@ impl Args {
         let is_named = self.written("key").is_some() || self.written("keys").is_some();
         let (times, keys): (Vec<_>, Vec<_>) =
             texts.iter().partition(|text| duration::parse(&text.value()).is_ok());
-        let list = |texts: &[&LitStr]| {
-            texts.iter().map(|text| text.token().to_string()).collect::<Vec<_>>().join(", ")
+        let quoted = |text: &&LitStr| text.token().to_string();
+        let keys = keys.iter().map(quoted).collect::<Vec<_>>();
+        let keys = match &*keys {
+            [] => None,
+            [key] => Some(("key", key.clone())),
+            keys => Some(("keys", format!("[{}]", keys.join(", ")))),
         };
-        let mut named = Vec::new();
-        if !is_named {
-            match &*keys {
-                [] => {}
-                [key] => named.push(("key", list(&[key]))),
-                keys => named.push(("keys", format!("[{}]", list(keys)))),
+        let named_times = ["ttl", "wait"].into_iter().zip(times.iter().map(quoted));
+        let has_keys = keys.is_some();
+        let named: Vec<_> = keys.filter(|_| !is_named).into_iter().chain(named_times).collect();
+        let message = match &*named {
+            _ if is_named && has_keys => {
+                format!("several keys are one list: `{}`", example("keys"))
             }
-        }
-        named.extend(["ttl", "wait"].into_iter().zip(times.iter().map(|time| list(&[time]))));
-        let message = if is_named && !keys.is_empty() {
-            format!("several keys are one list: `{}`", example("keys"))
-        } else {
-            let these = if named.len() == 1 { "this argument" } else { "these arguments" };
-            let text = named.iter().map(|(name, value)| format!("{name} = {value}"));
-            let mut message = format!("name {these}: `{}`", text.collect::<Vec<_>>().join(", "));
-            if let ([("ttl", _)], [time]) = (&*named, &*times) {
-                let wait = list(&[time]);
-                message.push_str(&format!(
-                    "\nhelp: or `wait = {wait}`, how long to wait for the lock"
-                ));
+            [(name, value)] => {
+                let message = format!("name this argument: `{name} = {value}`");
+                let or = format!("\nhelp: or `wait = {value}`, how long to wait for the lock");
+                if *name == "ttl" { message + &or } else { message }
             }
-            message
+            named => {
+                let named = named.iter().map(|(name, value)| format!("{name} = {value}"));
+                format!("name these arguments: `{}`", named.collect::<Vec<_>>().join(", "))
+            }
         };
         self.written.extend(named.into_iter().map(|(name, _)| (name, first.span())));
         Error::new(first.span(), message)

@@ -47,6 +47,15 @@ fn is_bad(one: &Value, text: &str) {
     assert!(one["text"].as_str().unwrap().contains(text), "{one:#}");
 }
 
+/// No lock can be acquired for the reason `refusal`, and one other check has led to a warning.
+#[track_caller]
+fn refuses_and_warns(url: &str, refusal: &str, check: &str, text: &str, remedy: &str) {
+    let bad = bad_checks(&doctor(url));
+    let [lock, other] = &bad[..] else { panic!("{bad:#?}") };
+    is_bad(lock, refusal);
+    is_warning(other, check, text, remedy);
+}
+
 #[track_caller]
 fn is_warning(one: &Value, check: &str, text: &str, remedy: &str) {
     assert_eq!((&one["check"], &one["verdict"]), (&check.into(), &"warning".into()), "{one:#}");
@@ -89,10 +98,7 @@ fn eviction() {
 #[test]
 fn an_old_version() {
     let server = fit().program(&versions::too_old()).start();
-    let bad = bad_checks(&doctor(&server.url()));
-    let [lock, version] = &bad[..] else { panic!("{bad:#?}") };
-    is_bad(lock, "syntax error");
-    is_warning(version, "version", "version 6.0.9", "upgrade");
+    refuses_and_warns(&server.url(), "syntax error", "version", "version 6.0.9", "upgrade");
 }
 
 #[test]
@@ -113,10 +119,8 @@ fn a_replica_given_as_master() {
     eventually(DEADLINE, "the replica has its data", || {
         replica.cli(&["INFO", "replication"]).contains("master_link_status:up")
     });
-    let bad = bad_checks(&doctor(&replica.url()));
-    let [lock, role] = &bad[..] else { panic!("{bad:#?}") };
-    is_bad(lock, "read only replica");
-    is_warning(role, "role", "is a replica", "point the URL at the master");
+    let (refusal, remedy) = ("read only replica", "point the URL at the master");
+    refuses_and_warns(&replica.url(), refusal, "role", "is a replica", remedy);
 }
 
 /// Everything else about the server is good.

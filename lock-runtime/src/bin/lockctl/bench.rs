@@ -3,7 +3,6 @@
 // A program that measures reads clocks.
 #![allow(clippy::disallowed_methods)]
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 use lock_runtime::{LockError, LockPool, Wait};
@@ -14,6 +13,7 @@ use crate::args::{BenchArgs, StoreArgs};
 use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::output::{End, Output, STRONG, latency_text};
+use crate::unused_key::unused_key;
 
 /// How long the release of all locks may take after a failure.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
@@ -47,8 +47,7 @@ pub(crate) async fn run(
     let ttl = store.request_timeout().saturating_mul(4).clamp(SHORTEST_TTL, LONGEST_TTL);
     let builder = store.builder()?.ttl(ttl).max_waiters(args.tasks.max(1));
     let pool = &builder.connect().await?;
-    // No key of a program, nor of another bench.
-    let key = format!("lockctl-bench:{:016x}", RandomState::new().build_hasher().finish());
+    let key = unused_key("bench");
     let parts = [
         ("one task", 1, Keys::Own),
         ("a key each", args.tasks, Keys::Own),

@@ -4,7 +4,6 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::fmt::Write;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 use lock_runtime::backend::Warning;
@@ -15,6 +14,7 @@ use crate::args::StoreArgs;
 use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::output::{BAD, End, FAINT, GOOD, HELD, Output, latency_text, printable};
+use crate::unused_key::unused_key;
 
 /// The number of requests that measure the latency.
 const REQUESTS: usize = 100;
@@ -51,12 +51,13 @@ pub(crate) async fn run(store: &StoreArgs, output: &Output) -> Result<End, Failu
         findings.iter().map(|finding| finding_text(finding, several)).collect()
     })?;
     checked?;
-    let has = |verdict| findings.iter().any(|finding| finding.verdict == verdict);
-    let is_good = findings.iter().all(|finding| finding.verdict == Verdict::Good);
-    Ok(match is_good {
-        true => End::Done,
-        false if has(Verdict::Bad) => End::Unreachable,
-        false => End::Warned,
+    let is_good = |finding: &Finding| finding.verdict == Verdict::Good;
+    Ok(if findings.iter().any(|finding| finding.verdict == Verdict::Bad) {
+        End::Unreachable
+    } else if findings.iter().all(is_good) {
+        End::Done
+    } else {
+        End::Warned
     })
 }
 
@@ -80,10 +81,12 @@ async fn check(pool: &LockPool, findings: &mut Vec<Finding>) -> Result<Latency, 
 
 /// Acquires a lock as a program does, and releases it: the other checks only read.
 async fn grant(pool: &LockPool, has_fences: bool) -> Finding {
-    // No key of a program.
-    let key = format!("lockctl-doctor:{:016x}", RandomState::new().build_hasher().finish());
     let began = Instant::now();
-    let request = pool.lock(key).ttl(TTL).wait(Wait::For(Duration::ZERO)).fencing(has_fences);
+    let request = pool
+        .lock(unused_key("doctor"))
+        .ttl(TTL)
+        .wait(Wait::For(Duration::ZERO))
+        .fencing(has_fences);
     let released = async { request.acquire().await?.release().await };
     match released.await {
         Ok(()) => {

@@ -17,6 +17,7 @@ mod secret;
 mod show;
 #[path = "../../base/unprintable.rs"]
 mod unprintable;
+mod unused_key;
 mod watch;
 
 use std::process::ExitCode;

@@ -36,7 +36,7 @@ pub(super) struct LocalPermits {
 /// A request for the permits of all keys.
 enum PermitRequest {
     Here(KeyPermit),
-    Awaited(oneshot::Receiver<PermitReply>),
+    Awaited(AwaitedPermits),
 }
 
 /// A wait for the permits of all keys. Dropping it leaves the queue. Permits that arrive in that instant pass on.
@@ -89,7 +89,10 @@ impl LocalPermits {
         let enqueued = core.queue.enqueue_for_permits(id, keys, params, wake, reply, again)?;
         Ok(match enqueued {
             Some(_) => PermitRequest::Here(KeyPermit::new(core.clone(), keys.clone())),
-            None => PermitRequest::Awaited(answer),
+            None => {
+                let (core, answer) = (core.clone(), Some(answer));
+                PermitRequest::Awaited(AwaitedPermits { core, id, answer })
+            }
         })
     }
 
@@ -104,20 +107,15 @@ impl LocalPermits {
         };
         match requested {
             Ok(PermitRequest::Here(permit)) => self.permit = Some(permit),
-            Ok(PermitRequest::Awaited(answer)) => self.permit = self.wait(answer, caller).await,
+            Ok(PermitRequest::Awaited(awaited)) => self.permit = self.wait(awaited, caller).await,
             Err(error) => caller.reject(error),
         }
         self.permit.is_some()
     }
 
-    /// Waits for `answer`. `None` if the wait has ended.
-    async fn wait(
-        &self,
-        answer: oneshot::Receiver<PermitReply>,
-        caller: &mut Caller,
-    ) -> Option<KeyPermit> {
+    /// Waits for the permits of `awaited`. `None` if the wait has ended.
+    async fn wait(&self, mut awaited: AwaitedPermits, caller: &mut Caller) -> Option<KeyPermit> {
         let (core, id) = (&self.core, self.id);
-        let mut awaited = AwaitedPermits { core: core.clone(), id, answer: Some(answer) };
         let WaitParams { deadline, wait, .. } = self.params;
         loop {
             let reservation_ends_at = core.queue.reservation_ends_at(id);

@@ -84,12 +84,14 @@ pub(crate) fn spawn_multi_key(
     token: InFlightToken,
     reply: LeaseReply,
 ) -> Result<(), LockError> {
+    // Before the permits are requested: without a token no queue has to be left.
+    let attempts = Attempts::new(Owner::random()?, params.now);
     let task = MultiKeyTask {
         core: core.clone(),
         params,
         caller: Caller::new(reply),
         permits: LocalPermits::request(core, spec.store_keys.clone(), params)?,
-        attempts: Attempts::new(Owner::random()?, params.now),
+        attempts,
         stepwise: Stepwise::new(&spec, core.backend().capabilities().wait_queue),
         last_answer: LastAnswer::default(),
         failing_since: None,
