@@ -249,7 +249,7 @@ impl ZooKeeperServer {
         self.number("zk_num_alive_connections")
     }
 
-    /// How many requests have come in, pings included.
+    /// How many requests have come in, signs of life included.
     ///
     /// # Panics
     ///

@@ -5,11 +5,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_runtime::backend::{AcquireRequest, Backend, LeaseStatus, Owner, ReleaseRequest};
+use lock_runtime::backend::{
+    AcquireRequest, Backend, FailureKind, LeaseStatus, Owner, ReleaseRequest,
+};
 use lock_runtime::testing::open_backend;
 use lock_runtime::{Key, LockPool};
 use lock_tests::prelude::*;
-use lock_tests::{ZooKeeperEnsemble, ZooKeeperServer, eventually_async};
+use lock_tests::{FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, eventually_async, zookeeper};
 
 use crate::dead_leaders::opens_in_time;
 
@@ -104,6 +106,39 @@ async fn a_leader_without_a_majority_confirms_nothing() {
         matches!(store.renew(&lease).await.remove(0), Ok(LeaseStatus::Held))
     })
     .await;
+    store.release(&[ReleaseRequest::new(request.lease())]).await.remove(0).unwrap();
+}
+
+/// A follower answers pings on its own. A leader that wakes up may take a request of a session and then expire the session, since it
+/// has had no sign of life from it.
+#[tokio::test]
+async fn an_idle_session_does_not_outlast_the_silence_of_its_leader() {
+    let config = ZooKeeperServer::builder().setting("syncLimit", 200);
+    let ensemble = ZooKeeperEnsemble::start_with(&config);
+    let follower = ensemble.follower().expect("a follower");
+    let proxy = FaultProxy::to_port(follower.port());
+    let store = open_backend(&zookeeper::url_at(proxy.port(), "/silent")).await.unwrap();
+    let keys: Arc<[Key]> = Arc::new([Key::from("order:1")]);
+    let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(20_000));
+    let acquire = async |request: &AcquireRequest| {
+        store.acquire(std::slice::from_ref(request)).await.remove(0)
+    };
+    acquire(&request).await.unwrap();
+    store.release(&[ReleaseRequest::new(request.lease())]).await.remove(0).unwrap();
+    let connections = proxy.connections();
+    let leader = ensemble.leader().expect("a leader");
+    leader.pause();
+    // No request is sent meanwhile.
+    eventually_async(DEADLINE, "the connection is given up", async || {
+        proxy.connections() > connections
+    })
+    .await;
+    assert_eq!(follower.mode().as_deref(), Some("follower"), "it has not noticed");
+    request.owner = Owner::random().unwrap();
+    let refused = acquire(&request).await.unwrap_err();
+    assert_eq!(refused.kind(), FailureKind::NotApplied, "{refused}");
+    leader.resume();
+    eventually_async(DEADLINE, "it serves again", async || acquire(&request).await.is_ok()).await;
     store.release(&[ReleaseRequest::new(request.lease())]).await.remove(0).unwrap();
 }
 

@@ -294,6 +294,35 @@ async fn a_pool_that_is_dropped_ends_its_sessions() {
     .await;
 }
 
+/// The watch of a held key reports that another owner queues, and nothing more until it is set again.
+#[tokio::test]
+async fn a_node_that_is_deleted_after_the_report_of_its_watch_is_not_renewed() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = Arc::new(open_backend(&url_at(proxy.port(), &root)).await.unwrap());
+    let mut client = server.client();
+    let mut renewed = Err(FailureKind::NotApplied);
+    // A renewal that comes after the time limit proves nothing.
+    eventually_async(DEADLINE, "a renewal is answered", async || {
+        let claim = request("order:1", 20_000);
+        assert!(is_granted(&acquire(&*store, &claim).await));
+        let container = format!("{root}/order:1");
+        let node = format!("{container}/{}", client.children(&container).unwrap()[0]);
+        proxy.hold(Direction::ToServer);
+        let (renewing, lease) = (store.clone(), claim.lease());
+        let renewing = tokio::spawn(async move { renew(&*renewing, &lease).await });
+        eventually_async(DEADLINE, "it is sent", async || proxy.has_held(&root)).await;
+        let other = client.create(&format!("{container}/other-lock-"), true).unwrap();
+        client.delete(&other).unwrap();
+        client.delete(&node).unwrap();
+        proxy.release_held();
+        renewed = renewing.await.unwrap();
+        renewed.is_ok()
+    })
+    .await;
+    assert_eq!(renewed, Ok(LeaseStatus::NotHeld));
+}
+
 /// The connection is down for a moment: the release that is repeated passes the key on as the first one would have.
 #[tokio::test]
 async fn a_release_that_was_not_sent_is_repeated_with_its_successor() {

@@ -88,7 +88,7 @@ async fn killed_holders_and_waiters_are_skipped_at_the_end_of_their_sessions() {
     let (acquired, guard) = joined("the waiter that lives", waiting).await;
     let took = acquired.saturating_duration_since(killed);
     println!("free after {took:?}");
-    // The ttl is a second. The session of each ends four seconds after its last ping, and not one after the other.
+    // The ttl is a second. The session of each ends four seconds after its last sign of life, and not one after the other.
     assert!(took > ms(1_000) && took < ms(5_000) + NOISE, "{took:?}");
     guard.release().await.unwrap();
 }

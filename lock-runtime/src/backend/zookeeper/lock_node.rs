@@ -79,6 +79,11 @@ impl LockNode {
         matches!(self.standing, Standing::Granted { .. } | Standing::Leaving { was_granted: true })
     }
 
+    /// Whether it is held, and nothing reports its deletion.
+    pub(crate) fn is_unwatched(&self) -> bool {
+        matches!(self.standing, Standing::Granted { watched: WatchScope::None })
+    }
+
     pub(crate) fn name(&self) -> &str {
         self.path.rsplit_once('/').map_or("", |(_, name)| name)
     }

@@ -1,14 +1,19 @@
 //! What one connection has sent and not received, without I/O.
+//!
+//! Pings are no proof that a session lives: a follower answers them alone, while the leader decides when the session expires. A
+//! leader that was frozen takes a request of the session when it continues, and then expires the session. So a sign of life is a
+//! `sync`, which the leader answers, and a connection without that answer ends before the session can.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use crate::backend::zookeeper::exchange::{Exchange, GroupReply};
-use crate::backend::zookeeper::protocol::operation::{NodeOperation, ping};
+use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::base::clock::Instant;
 
 /// The longest time between two signs of life.
-pub(crate) const LONGEST_PING_INTERVAL: Duration = Duration::from_millis(500);
+pub(crate) const LONGEST_SIGN_INTERVAL: Duration = Duration::from_millis(500);
 
 /// By how much a sign of life may be late, because the process was not scheduled or the network took no bytes.
 const LATENESS: Duration = Duration::from_millis(500);
@@ -30,7 +35,7 @@ impl SignsOfLife {
     /// The pace of a session with this timeout.
     pub(crate) fn new(timeout: Duration, request_timeout: Duration) -> Self {
         Self {
-            interval: (timeout / 12).min(LONGEST_PING_INTERVAL),
+            interval: (timeout / 12).min(LONGEST_SIGN_INTERVAL),
             silence_limit: longest_silence(request_timeout).min(timeout / 3),
         }
     }
@@ -43,10 +48,8 @@ pub(crate) struct OpenExchange {
     signs: SignsOfLife,
     /// When the last bytes arrived.
     pub(crate) heard: Instant,
-    /// When the last frame was appended.
-    sent: Instant,
-    /// When the pings without an answer were appended.
-    pings: VecDeque<Instant>,
+    /// When the last request to the leader was appended.
+    asked_leader: Instant,
     /// The latest time to end, if the pool is closed.
     pub(crate) closing: Option<Instant>,
 }
@@ -58,44 +61,36 @@ impl OpenExchange {
             outgoing: OutgoingFrames { bytes: Vec::new(), first: 0, taken: now },
             signs,
             heard: now,
-            sent: now,
-            pings: VecDeque::new(),
+            asked_leader: now,
             closing: None,
         }
     }
 
     pub(crate) fn send(&mut self, operations: &[NodeOperation], reply: GroupReply, now: Instant) {
-        self.sent = now;
+        if operations.iter().any(NodeOperation::needs_leader) {
+            self.asked_leader = now;
+        }
         self.exchange.send(operations, reply, now, self.outgoing.appended());
     }
 
     /// When there is something to do without an event.
     pub(crate) fn due(&self) -> Instant {
-        let ping = self.sent + self.signs.interval;
-        let silence = self.waits_since().map_or(ping, |since| since + self.signs.silence_limit);
-        ping.min(silence).min(self.closing.unwrap_or(ping))
+        let sign = self.asked_leader + self.signs.interval;
+        let silence = self.waits_since().map_or(sign, |since| since + self.signs.silence_limit);
+        self.closing.unwrap_or(sign).min(silence)
     }
 
-    /// Sends a ping if nothing else was sent for a while, whether or not the last one is answered.
-    pub(crate) fn ping_if_due(&mut self, now: Instant) {
-        if now.since(self.sent) >= self.signs.interval {
-            self.outgoing.appended().extend_from_slice(&ping());
-            self.sent = now;
-            self.pings.push_back(now);
+    /// Sends a sign of life if the leader was not asked for a while, whether or not the last request is answered.
+    pub(crate) fn give_sign_if_due(&mut self, now: Instant) {
+        if self.closing.is_none() && now.since(self.asked_leader) >= self.signs.interval {
+            let sync = NodeOperation::Sync { path: "/".to_owned() };
+            self.send(&[sync], oneshot::channel().0, now);
         }
-    }
-
-    pub(crate) fn on_ping_answer(&mut self) {
-        self.pings.pop_front();
     }
 
     /// Since when an answer is missing.
     fn waits_since(&self) -> Option<Instant> {
-        let oldest = match (self.exchange.oldest(), self.pings.front().copied()) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        };
-        oldest.map(|oldest| oldest.max(self.heard))
+        self.exchange.oldest().map(|oldest| oldest.max(self.heard))
     }
 
     pub(crate) fn is_silent(&self, now: Instant) -> bool {
@@ -152,8 +147,6 @@ impl OutgoingFrames {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
-
     use super::*;
 
     const SIGNS: SignsOfLife = SignsOfLife {
@@ -170,18 +163,29 @@ mod tests {
     }
 
     #[test]
-    fn pings_go_on_without_answers() {
+    fn signs_of_life_go_on_without_answers() {
         let mut open = OpenExchange::new(at(0), SIGNS);
         for millis in [500, 1_000] {
             assert_eq!(open.due(), at(millis));
-            open.ping_if_due(at(millis));
+            open.give_sign_if_due(at(millis));
             take_all(&mut open, at(millis));
         }
-        assert_eq!(open.pings.len(), 2);
         assert!(!open.is_silent(at(1_499)) && open.is_silent(at(1_500)));
-        open.on_ping_answer();
         open.heard = at(1_499);
         assert!(!open.is_silent(at(1_500)) && open.is_silent(at(2_499)));
+        open.closing = Some(at(9_000));
+        open.give_sign_if_due(at(1_600));
+        assert!(open.outgoing.bytes().is_empty(), "the session ends anyway");
+    }
+
+    #[test]
+    fn only_a_request_to_the_leader_is_a_sign_of_life() {
+        let mut open = OpenExchange::new(at(0), SIGNS);
+        let path = "/a".to_owned();
+        open.send(&[NodeOperation::List { path: path.clone() }], oneshot::channel().0, at(400));
+        assert_eq!(open.due(), at(500), "a follower answers it alone");
+        open.send(&[NodeOperation::Delete { path }], oneshot::channel().0, at(450));
+        assert_eq!(open.due(), at(950));
     }
 
     #[test]
@@ -201,7 +205,7 @@ mod tests {
         open.outgoing.on_taken(1, at(2_400));
         assert!(!open.is_late(at(3_400)) && open.outgoing.bytes().is_empty());
         // The next frame starts over.
-        open.ping_if_due(at(3_400));
+        open.give_sign_if_due(at(3_400));
         open.outgoing.on_taken(4, at(3_500));
         assert!(open.is_late(at(3_500)));
         take_all(&mut open, at(3_600));

@@ -3,7 +3,7 @@
 //! Nodes that are watched need one request for each session, however many there are. Notifications come before later
 //! answers, so a node that is still known after the answer was there when the leader answered.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
@@ -14,7 +14,6 @@ use crate::backend::zookeeper::listed_nodes::ListedNodes;
 use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, WatchScope};
 use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes, confirmed};
 use crate::backend::zookeeper::protocol::answer::Answered;
-use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::server_error::{malformed, unanswered};
 use crate::backend::zookeeper::session::{AwaitedGroup, LiveSession};
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
@@ -33,6 +32,13 @@ struct UnwatchedNode {
     owner: Owner,
     key: Key,
     node: LockNode,
+}
+
+/// Requests that were sent for the leases of a session.
+struct AskedNodes {
+    answers: AwaitedGroup,
+    /// The containers that are read.
+    listed: ListedNodes,
 }
 
 /// What a renewal has read of the nodes of a session so far.
@@ -90,11 +96,10 @@ impl LockNodes {
         }
         let mut renewing = JoinSet::new();
         for of in sessions {
-            let listed = self.list_unwatched(&of);
             // Sent before anything is awaited.
-            let asked = of.session.send(self.asked_of(&of));
+            let asked = self.ask(&of);
             let nodes = self.clone();
-            renewing.spawn(async move { nodes.renew_session(of, asked, listed).await });
+            renewing.spawn(async move { nodes.renew_session(of, asked).await });
         }
         for (at, lease) in unknown {
             let (nodes, lease) = (self.clone(), lease.clone());
@@ -106,27 +111,25 @@ impl LockNodes {
         in_positions(renewing, leases.iter().map(|_| Err(unanswered())).collect()).await
     }
 
-    /// The first group of requests for the leases of a session.
-    fn asked_of(&self, of: &SessionLeases) -> Vec<NodeOperation> {
+    /// Sends the first group of requests for the leases of a session.
+    fn ask(&self, of: &SessionLeases) -> AskedNodes {
         let unwatched = of.unwatched.iter().take(LISTED_AT_ONCE);
-        let reads = unwatched.map(|unwatched| self.children(&unwatched.key));
-        std::iter::once(self.confirm()).chain(reads).collect()
-    }
-
-    fn list_unwatched(&self, of: &SessionLeases) -> ListedNodes {
-        self.claims.list(of.unwatched.iter().map(|unwatched| self.container(&unwatched.key)))
+        let keys: Vec<_> = unwatched.map(|unwatched| unwatched.key.clone()).collect();
+        let listed = self.list(&keys);
+        let reads = keys.iter().map(|key| self.children(key));
+        let operations = std::iter::once(self.confirm()).chain(reads).collect();
+        AskedNodes { answers: of.session.send(operations), listed }
     }
 
     async fn renew_session(
         &self,
-        of: SessionLeases,
-        asked: AwaitedGroup,
-        listed: ListedNodes,
+        mut of: SessionLeases,
+        asked: AskedNodes,
     ) -> Vec<(usize, Result<LeaseStatus, BackendError>)> {
         let mut known = KnownNodes::default();
         let answered = timeout(self.renewal_limit, async {
-            let answers = asked.get().await?;
-            self.on_answers(&of, answers, &listed, &mut known).await
+            let answers = asked.answers.get().await?;
+            self.on_answers(&mut of, answers, asked.listed, &mut known).await
         });
         // What was read before a failure counts, so that each try has less to read.
         if let Err(error) = answered.await.unwrap_or_else(|_| Err(unanswered())) {
@@ -158,9 +161,9 @@ impl LockNodes {
 
     async fn on_answers(
         &self,
-        of: &SessionLeases,
+        of: &mut SessionLeases,
         answers: Vec<Answered>,
-        listed: &ListedNodes,
+        mut listed: ListedNodes,
         known: &mut KnownNodes,
     ) -> Result<(), BackendError> {
         let mut answers = answers.into_iter();
@@ -173,20 +176,35 @@ impl LockNodes {
             for (unwatched, listing) in unread.iter().zip(listings) {
                 known.read += 1;
                 match listing {
-                    Ok(listing) => self.on_listing(unwatched, &listing, listed),
+                    Ok(listing) => self.on_listing(unwatched, &listing, &listed),
                     Err(error) => known.refuse(unwatched, error),
                 }
             }
-            let unread = &of.unwatched[known.read..];
-            if unread.is_empty() {
+            if known.read == of.unwatched.len() {
+                self.add_notified(of);
+            }
+            let next = of.unwatched[known.read..].iter().take(LISTED_AT_ONCE);
+            let keys: Vec<_> = next.map(|unwatched| unwatched.key.clone()).collect();
+            if keys.is_empty() {
                 return Ok(());
             }
-            let next = unread.iter().take(LISTED_AT_ONCE);
-            let keys: Vec<_> = next.map(|unwatched| unwatched.key.clone()).collect();
+            listed = self.list(&keys);
             listings = self.each_listing(&of.session, &keys).await?;
             if listings.is_empty() {
                 return Err(malformed());
             }
+        }
+    }
+
+    /// Adds the nodes whose watch has sent its notification since the renewal began. What happened to them after it is unknown.
+    fn add_notified(&self, of: &mut SessionLeases) {
+        let known: HashSet<_> = of.unwatched.iter().map(|it| it.node.path.clone()).collect();
+        for (_, lease) in &of.leases {
+            let nodes = self.held_nodes(lease).into_iter().flatten();
+            let notified = nodes
+                .filter(|(_, node)| node.is_unwatched() && !known.contains(&node.path))
+                .map(|(key, node)| UnwatchedNode { owner: lease.owner, key, node });
+            of.unwatched.extend(notified);
         }
     }
 
@@ -268,9 +286,7 @@ fn add(
     });
     let Some(of) = sessions.get_mut(position) else { return };
     of.leases.push((at, lease.clone()));
-    let is_unwatched =
-        |node: &LockNode| matches!(node.standing, Standing::Granted { watched: WatchScope::None });
-    let unwatched = nodes.into_iter().filter(|(_, node)| is_unwatched(node));
+    let unwatched = nodes.into_iter().filter(|(_, node)| node.is_unwatched());
     let owner = lease.owner;
     of.unwatched.extend(unwatched.map(|(key, node)| UnwatchedNode { owner, key, node }));
 }

@@ -1,4 +1,4 @@
-//! The task of a session: keeps it connected, sends requests and pings, and reads answers.
+//! The task of a session: keeps it connected, sends requests and signs of life, and reads answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,9 +15,7 @@ use crate::backend::zookeeper::open_exchange::{OpenExchange, SignsOfLife};
 use crate::backend::zookeeper::protocol::answer::{AnswerHeader, NodeEvent};
 use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
 use crate::backend::zookeeper::protocol::jute::{JuteReader, MalformedRecord};
-use crate::backend::zookeeper::protocol::operation::{
-    AUTH_XID, EVENT_XID, NodeOperation, PING_XID,
-};
+use crate::backend::zookeeper::protocol::operation::{AUTH_XID, EVENT_XID, NodeOperation};
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{
     closed, connection_lost, expired, failure, malformed, session_shortened,
@@ -326,7 +324,7 @@ impl SessionTask {
                     if open.is_silent(now) {
                         return Err(connection_lost(&name, "it does not answer"));
                     }
-                    open.ping_if_due(now);
+                    open.give_sign_if_due(now);
                 }
             }
         }
@@ -366,7 +364,6 @@ impl SessionTask {
                     self.sink.node_changed(&event);
                 }
             }
-            PING_XID => open.on_ping_answer(),
             AUTH_XID => ServerCode::check(header.code).map_err(failure)?,
             _ => open.exchange.on_answer(header, &mut reader)?,
         }

@@ -4,8 +4,8 @@
 //! The timeout exceeds the ttl by a margin. The leader counts it from the last sign of life that it knows. That sign is older
 //! than the grant or the renewal that it confirms, by at most:
 //!
-//! 1. The longest time that a connection may go without an answer, after which it is replaced: [`longest_silence`].
-//! 2. The time between two signs of life: [`LONGEST_PING_INTERVAL`].
+//! 1. The longest time that the leader may go without an answer, after which the connection is replaced: [`longest_silence`].
+//! 2. The time between two requests to the leader: [`LONGEST_SIGN_INTERVAL`].
 //! 3. Half a tick: a server reports signs of life to the leader at this interval. The margin allows for [`LONGEST_TICK`].
 //! 4. [`SLACK`] for the way between the servers, and for a process that is not scheduled.
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::BackendError;
-use crate::backend::zookeeper::open_exchange::{LONGEST_PING_INTERVAL, longest_silence};
+use crate::backend::zookeeper::open_exchange::{LONGEST_SIGN_INTERVAL, longest_silence};
 use crate::backend::zookeeper::server_error::session_too_short;
 use crate::backend::zookeeper::session::{LiveSession, SessionClient, SessionSink};
 use crate::backend::zookeeper::session_task::SessionTask;
@@ -153,7 +153,7 @@ impl TtlClasses {
 }
 
 fn margin(request_timeout: Duration) -> Duration {
-    let silence = longest_silence(request_timeout) + LONGEST_PING_INTERVAL;
+    let silence = longest_silence(request_timeout) + LONGEST_SIGN_INTERVAL;
     silence + LONGEST_TICK / 2 + SLACK
 }
 

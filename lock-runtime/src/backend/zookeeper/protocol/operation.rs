@@ -99,7 +99,6 @@ const READ: i32 = 4;
 const WRITE: i32 = 5;
 const READ_ACCESS: i32 = 6;
 const SYNC: i32 = 9;
-const PING: i32 = 11;
 const CHILDREN: i32 = 12;
 const CHECK: i32 = 13;
 const TRANSACTION: i32 = 14;
@@ -108,9 +107,7 @@ const CREATE_CONTAINER: i32 = 19;
 const AUTH: i32 = 100;
 const CLOSE: i32 = -11;
 
-/// The number of a ping, in place of the request's own.
-pub(crate) const PING_XID: i32 = -2;
-/// The number of a login.
+/// The number of a login, in place of the request's own.
 pub(crate) const AUTH_XID: i32 = -4;
 /// The number of a notification.
 pub(crate) const EVENT_XID: i32 = -1;
@@ -155,6 +152,25 @@ impl NodeOperation {
             Self::Children { .. } | Self::List { .. } => AnswerKind::Children,
             Self::ReadAccess { .. } => AnswerKind::Access,
             Self::Transaction(_) => AnswerKind::Transaction,
+        }
+    }
+
+    /// Whether the leader takes part in the answer. All other operations are answered by the server of the connection alone.
+    pub(crate) const fn needs_leader(&self) -> bool {
+        match self {
+            Self::Create { .. }
+            | Self::Delete { .. }
+            | Self::Touch { .. }
+            | Self::Sync { .. }
+            | Self::Transaction(_)
+            | Self::CloseSession => true,
+            Self::Exists { .. }
+            | Self::Read { .. }
+            | Self::Watch { .. }
+            | Self::Children { .. }
+            | Self::List { .. }
+            | Self::Check { .. }
+            | Self::ReadAccess { .. } => false,
         }
     }
 
@@ -211,13 +227,6 @@ impl NodeAccess {
         };
         writer.int(1).int(ALL_RIGHTS).text(scheme).text(id);
     }
-}
-
-/// A request that keeps the session alive.
-pub(crate) fn ping() -> Vec<u8> {
-    let mut writer = JuteWriter::new();
-    writer.int(PING_XID).int(PING);
-    writer.finish()
 }
 
 /// A login by user and password.
