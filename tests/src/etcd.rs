@@ -27,7 +27,7 @@ pub struct EtcdServer {
     port: u16,
     dir: TempDir,
     program: PathBuf,
-    arguments: Vec<String>,
+    arguments: Mutex<Vec<String>>,
     tls: Option<TlsFiles>,
 }
 
@@ -110,6 +110,7 @@ impl Config {
             std::env::var_os("LOCK_TEST_ETCD_PROGRAM").unwrap_or_else(|| "etcd".into()).into()
         });
         let process = Mutex::new(spawn(&program, dir.path(), &arguments));
+        let arguments = Mutex::new(arguments);
         EtcdServer { process, port, dir, program, arguments, tls }
     }
 }
@@ -301,6 +302,16 @@ impl EtcdServer {
         self.messages_with("grpc_method=\"Txn\"")
     }
 
+    /// How many logins have come in.
+    ///
+    /// # Panics
+    ///
+    /// Like [`messages`](Self::messages).
+    #[track_caller]
+    pub fn logins(&self) -> usize {
+        self.messages_with("grpc_method=\"Authenticate\"")
+    }
+
     #[track_caller]
     fn messages_with(&self, label: &str) -> usize {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
@@ -368,7 +379,8 @@ impl EtcdServer {
     #[track_caller]
     pub fn set_password(&self, user: &str, password: &str) {
         let mut command = self.etcdctl_command();
-        command.args(["--user=root:root", "user", "passwd", user, "--interactive=false"]);
+        let user = ["--user=root:root", "--command-timeout=60s", "user", "passwd", user];
+        command.args(user).arg("--interactive=false");
         let mut changing = command
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -397,7 +409,11 @@ impl EtcdServer {
         match &self.tls {
             // The JSON API wants TLS too.
             Some(_) => TcpStream::connect(("127.0.0.1", self.port)).is_ok(),
-            None => self.try_post("kv/range", &read, Duration::from_millis(500)).is_ok(),
+            None => {
+                let answer = self.try_post("kv/range", &read, Duration::from_millis(500));
+                answer
+                    .map_or_else(|error| error.to_string().contains("user name is empty"), |_| true)
+            }
         }
     }
 
@@ -452,10 +468,21 @@ impl EtcdServer {
         self.wait_until_ready();
     }
 
+    /// As [`restart`](Self::restart), with this argument of the program from now on.
+    ///
+    /// # Panics
+    ///
+    /// Like [`restart`](Self::restart).
+    #[track_caller]
+    pub fn restart_with(&self, name: &str, value: impl std::fmt::Display) {
+        self.arguments().push(format!("--{name}={value}"));
+        self.restart();
+    }
+
     /// As [`restart`](Self::restart), without waiting.
     pub fn relaunch(&self) {
         self.kill();
-        *self.process() = spawn(&self.program, self.dir.path(), &self.arguments);
+        *self.process() = spawn(&self.program, self.dir.path(), &self.arguments());
     }
 
     /// What it has logged since its first start.
@@ -473,6 +500,10 @@ impl EtcdServer {
             assert!(waited < START_DEADLINE, "no answer within {waited:?}\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    fn arguments(&self) -> MutexGuard<'_, Vec<String>> {
+        self.arguments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {

@@ -106,6 +106,77 @@ async fn a_token_that_has_ended_fails_no_request() {
     guard.release().await.unwrap();
 }
 
+#[tokio::test]
+async fn a_new_connection_uses_the_token_of_the_former_one() {
+    let server = with_cheap_logins();
+    enable_logins(&server);
+    let proxy = FaultProxy::to_port(server.port());
+    let url = format!("etcd://worker:{CANARY}@127.0.0.1:{}/locks", proxy.port());
+    let pool = patient(url, ms(20_000)).await;
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let (logins, connections) = (server.logins(), proxy.connections());
+    proxy.cut();
+    eventually_async(DEADLINE, "another connection", async || proxy.connections() > connections)
+        .await;
+    eventually_async(DEADLINE, "it serves", async || guard.verify().await.is_ok()).await;
+    assert_eq!(server.logins(), logins);
+    // The token is no longer valid.
+    server.restart();
+    eventually_async(DEADLINE, "it logs in", async || guard.verify().await.is_ok()).await;
+    guard.release().await.unwrap();
+}
+
+/// After a restart of the cluster all pools log in, and each waits for the logins of all.
+#[tokio::test]
+async fn a_login_may_take_longer_than_the_first_requests_to_a_member() {
+    let server = with_cheap_logins();
+    enable_logins(&server);
+    let proxy = FaultProxy::to_port(server.port());
+    let addresses = vec![format!("127.0.0.1:{}", proxy.port()); 3].join(",");
+    let pool = patient(format!("etcd://worker:{CANARY}@{addresses}/locks"), ms(60_000)).await;
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    // From now on a login takes a processor two seconds, as long as dozens of cheaper ones.
+    server.restart_with("bcrypt-cost", 15);
+    let serves = async || guard.verify().await.is_ok();
+    eventually_async(DEADLINE, "it serves after the restart", serves).await;
+    let connections = proxy.connections();
+    proxy.cut();
+    let is_another = async || proxy.connections() > connections;
+    eventually_async(DEADLINE, "another connection, which takes no time", is_another).await;
+    eventually_async(DEADLINE, "it serves", serves).await;
+    server.set_password("worker", CANARY);
+    let logins = server.logins();
+    eventually_async(DEADLINE, "it logs in", serves).await;
+    assert_eq!(server.logins(), logins + 1);
+    guard.release().await.unwrap();
+}
+
+/// Another member refuses the same password, and each login takes a member time.
+#[tokio::test]
+async fn a_login_that_is_refused_is_seldom_repeated() {
+    let server = with_cheap_logins();
+    enable_logins(&server);
+    let addresses = vec![format!("127.0.0.1:{}", server.port()); 3].join(",");
+    let pool = patient(format!("etcd://worker:{CANARY}@{addresses}/locks"), ms(20_000)).await;
+    cycle(&pool, "order:1").await;
+    server.set_password("worker", "other");
+    let logins = server.logins();
+    eventually_async(DEADLINE, "it is refused", async || {
+        let error = pool.lock("order:1").try_acquire().await.unwrap_err();
+        error.to_string().contains("refuses the login")
+    })
+    .await;
+    tokio::time::sleep(ms(3_000)).await;
+    // Pauses of at least an eighth of a second, then twice as long each time.
+    let repeated = server.logins() - logins;
+    assert!(repeated <= 8, "{repeated}");
+    server.set_password("worker", CANARY);
+    eventually_async(DEADLINE, "it serves again", async || {
+        pool.lock("order:1").try_acquire().await.is_ok()
+    })
+    .await;
+}
+
 /// Nothing is left to be deleted behind a request that was refused.
 #[tokio::test]
 async fn refused_requests_are_followed_by_no_others() {

@@ -20,6 +20,11 @@ pub(crate) struct ServerAddresses {
     tls: Option<tokio_rustls::TlsConnector>,
 }
 
+fn random_below(count: usize) -> usize {
+    let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
+    usize::try_from(nanos).unwrap_or_default() % count.max(1)
+}
+
 impl ServerAddresses {
     /// Reads the certificate files. `protocol` is the one that TLS requests, if the servers have several.
     pub(crate) async fn new(
@@ -51,8 +56,13 @@ impl ServerAddresses {
 
     /// The position of a random server, so that the pools of a cluster use all servers.
     pub(crate) fn random(&self) -> usize {
-        let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
-        usize::try_from(nanos).unwrap_or_default() % self.count().max(1)
+        random_below(self.count())
+    }
+
+    /// The position of another random server, if there are several. So the pools of a server that ends divide among all others.
+    pub(crate) fn other_than(&self, server: usize) -> usize {
+        let others = self.count().saturating_sub(1);
+        (server + 1 + random_below(others)) % self.count().max(1)
     }
 
     /// Host and port of the server at this position, for error texts.

@@ -296,9 +296,13 @@ impl Leases {
 
     /// An empty read that a majority confirms.
     pub(crate) async fn read_own(&self, member: &Arc<Member>) -> Result<(), BackendError> {
-        let read = KeyOperation::Get { key: self.names.of_lease(0) };
-        member.transact(&Transaction::of(vec![read])).await?;
+        member.transact(&self.own_read()).await?;
         Ok(())
+    }
+
+    /// A read of a key that does not exist, by the path of the leases.
+    pub(crate) fn own_read(&self) -> Transaction {
+        Transaction::of(vec![KeyOperation::Get { key: self.names.of_lease(0) }])
     }
 
     /// The lease is gone, and its keys with it.

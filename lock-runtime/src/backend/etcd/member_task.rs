@@ -1,7 +1,5 @@
 //! The task that keeps a pool connected to one member of the cluster.
 
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,22 +8,21 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::backend::backoff::Backoff;
-use crate::backend::coordination::first_server::{OpenFailure, first_to_serve};
-use crate::backend::etcd::grpc::{CallFailure, GrpcClient, GrpcDriver};
+use crate::backend::coordination::first_server::first_to_serve;
 use crate::backend::etcd::leases::Leases;
-use crate::backend::etcd::member::{Member, MemberLogin};
-use crate::backend::etcd::protocol::cluster;
-use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
-use crate::backend::etcd::server_error::{
-    CallStatus, closed, connection_lost, malformed, too_slow, unreachable,
+use crate::backend::etcd::member::Member;
+use crate::backend::etcd::member_opener::{
+    AttemptLimits, MemberOpener, PolledDriver, SHORTEST_TAKE_OVER, ServingMember, until_ended,
 };
+use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
+use crate::backend::etcd::server_error::{closed, connection_lost};
 use crate::backend::etcd::transport::MemberDialer;
 use crate::backend::queue_events::QueueEvents;
-use crate::backend::{BackendError, FailureKind, Limits};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Clock;
 
-/// The shortest time that a new connection has for its first requests.
-const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
+/// The longest pause after a member has refused the pool. All members refuse it for the same reason, and a login costs them time.
+const LONGEST_REFUSAL: Duration = Duration::from_secs(30);
 
 /// What ends with the pool.
 #[derive(Default)]
@@ -60,7 +57,7 @@ impl MemberLink {
         let (state, known) = watch::channel(MemberState::Opening);
         let (end, wishes) = mpsc::unbounded_channel();
         let member = dialer.members.random();
-        let opener = MemberOpener { dialer, clock, leases };
+        let opener = MemberOpener::new(dialer, clock, leases);
         let task = MemberTask { opener, events, state, wishes, member, number: 0, took: None };
         tokio::spawn(task.run());
         Arc::new(Self { state: known, end })
@@ -101,13 +98,6 @@ impl MemberLink {
     }
 }
 
-/// Opens connections.
-struct MemberOpener {
-    dialer: Arc<MemberDialer>,
-    clock: Clock,
-    leases: Arc<Leases>,
-}
-
 struct MemberTask {
     opener: MemberOpener,
     events: Arc<QueueEvents>,
@@ -117,84 +107,8 @@ struct MemberTask {
     member: usize,
     /// The number of the last connection.
     number: u64,
-    /// How long it took to open the last connection that served.
+    /// How long it took to open the last connection that served, without a login.
     took: Option<Duration>,
-}
-
-/// A connection that moves bytes while this value is polled.
-struct ServingMember {
-    member: Arc<Member>,
-    driver: Pin<Box<dyn Future<Output = String> + Send>>,
-    /// How long it took to open it.
-    took: Duration,
-}
-
-impl MemberOpener {
-    /// Connects, logs in, and takes over all leases, within `limit`.
-    async fn open(
-        &self,
-        limit: Duration,
-        member: usize,
-        number: u64,
-    ) -> Result<ServingMember, OpenFailure> {
-        let name = self.dialer.members.name(member);
-        let attempt = timeout(limit, self.open_in_time(member, &name, number));
-        attempt.await.unwrap_or_else(|_| Err(too_slow(&name, limit).into()))
-    }
-
-    async fn open_in_time(
-        &self,
-        member: usize,
-        name: &str,
-        number: u64,
-    ) -> Result<ServingMember, OpenFailure> {
-        let began = self.clock.now();
-        let login = self.dialer.login().await?;
-        let stream = self.dialer.members.connect(member).await;
-        let stream = stream.map_err(|error| unreachable(name, &error.to_string()))?;
-        let is_encrypted = self.dialer.cluster.tls.is_some();
-        let opened = GrpcClient::open(stream, name, is_encrypted).await;
-        let (mut grpc, driver) = opened.map_err(|error| unreachable(name, &why(&error)))?;
-        let mut driver: Pin<Box<dyn Future<Output = String> + Send>> = Box::pin(drive(driver));
-        let prepared = async {
-            let mut state = MemberLogin::Missing;
-            if let Some(login) = login {
-                let message = cluster::log_in(&login.user, &login.password);
-                match grpc.call("/etcdserverpb.Auth/Authenticate", &message).await {
-                    Ok(answer) => {
-                        let token = cluster::token(&answer).map_err(BackendError::from)?;
-                        if !grpc.set_token(&token) {
-                            return Err(malformed().before_sending().into());
-                        }
-                        state = MemberLogin::Token;
-                    }
-                    // A cluster that asks for no login accepts any.
-                    Err(CallFailure::Refused(status)) if CallStatus::is_without_auth(&status) => {
-                        state = MemberLogin::Unwanted;
-                    }
-                    Err(failure) => {
-                        return Err(of_member(before_service(name, failure)));
-                    }
-                }
-            }
-            let member = Member::new(number, name.to_owned(), grpc, state, self.clock);
-            let limit = self.limit_of_take_over();
-            let taken_over = timeout(limit, self.leases.take_over(&member)).await;
-            let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
-            taken_over.map_err(|error| of_member(at_member(name, error)))?;
-            Ok(member)
-        };
-        let member =
-            until_ended(prepared, &mut driver, |why| unreachable(name, &why).into()).await?;
-        Ok(ServingMember { member, driver, took: self.clock.now().since(began) })
-    }
-
-    /// How long the first requests to a member may take. Without its leader, a member takes requests that get no answer, and
-    /// another member may know the next leader.
-    fn limit_of_take_over(&self) -> Duration {
-        let Limits { connect, request } = self.dialer.limits;
-        if self.dialer.members.count() > 1 { request.max(SHORTEST_TAKE_OVER) } else { connect }
-    }
 }
 
 impl MemberTask {
@@ -218,7 +132,7 @@ impl MemberTask {
             member.end(error.clone());
             self.down(&error);
             backoff.ended(self.opener.clock.now().since(up_since));
-            self.member += 1;
+            self.member = self.opener.dialer.members.other_than(self.member);
             let Some(next) = self.open(&mut backoff).await else { return };
             connected = next;
         }
@@ -234,7 +148,7 @@ impl MemberTask {
         self.number += 1;
         let MemberOpener { dialer, clock, .. } = &self.opener;
         let members = (self.member, dialer.members.count());
-        let open = |member, limit| self.opener.open(limit, member, self.number);
+        let open = |member, left| self.opener.open(AttemptLimits::first(left), member, self.number);
         let opened = tokio::select! {
             opened = first_to_serve(members, dialer.limits.connect, *clock, open) => opened,
             _ = self.wishes.recv() => return None,
@@ -248,25 +162,33 @@ impl MemberTask {
     /// Connects to one member after another until one serves. Requests fail meanwhile. `None` if the pool is closed.
     async fn open(&mut self, backoff: &mut Backoff) -> Option<ServingMember> {
         let members = self.opener.dialer.members.count();
+        let mut refusals = Backoff::new(Duration::from_millis(500), LONGEST_REFUSAL);
         let (mut tried, mut pause) = (0, backoff.next());
         loop {
             self.number += 1;
-            let (member, limit) = (self.member % members, self.attempt_limit(tried));
+            let limits = AttemptLimits::next(self.attempt_limit(tried));
             let attempt = async {
                 sleep(pause).await;
-                self.opener.open(limit, member, self.number).await
+                self.opener.open(limits, self.member % members, self.number).await
             };
             let outcome = tokio::select! {
                 outcome = attempt => outcome,
                 _ = self.wishes.recv() => return None,
             };
-            match outcome {
+            let error = match outcome {
                 Ok(connected) => return Some(connected),
-                Err(failure) => self.down(&failure.error),
-            }
+                Err(failure) => failure.error,
+            };
+            self.down(&error);
             self.member += 1;
             tried += 1;
-            pause = if tried % members == 0 { backoff.next() } else { Duration::ZERO };
+            pause = if error.kind() == FailureKind::Rejected {
+                refusals.next()
+            } else if tried % members == 0 {
+                backoff.next()
+            } else {
+                Duration::ZERO
+            };
         }
     }
 
@@ -287,7 +209,7 @@ impl MemberTask {
     async fn serve(
         &mut self,
         member: &Arc<Member>,
-        mut driver: Pin<Box<dyn Future<Output = String> + Send>>,
+        mut driver: PolledDriver,
     ) -> Option<BackendError> {
         let limit = self.opener.dialer.limits.request;
         // Once a quarter of the time limit, so that silence is found in time.
@@ -321,55 +243,6 @@ impl MemberTask {
         }
         self.wishes.close();
         None
-    }
-}
-
-/// Runs `work` while the connection moves bytes.
-async fn until_ended<T, E>(
-    work: impl Future<Output = Result<T, E>>,
-    driver: &mut Pin<Box<dyn Future<Output = String> + Send>>,
-    lost: impl FnOnce(String) -> E,
-) -> Result<T, E> {
-    let mut work = pin!(work);
-    tokio::select! {
-        biased;
-        done = &mut work => done,
-        why = driver => Err(lost(why)),
-    }
-}
-
-/// Why a connection has ended.
-async fn drive(mut driver: GrpcDriver) -> String {
-    let ended = poll_fn(|cx| Pin::new(&mut driver).poll(cx)).await;
-    ended.map_or_else(|error| why(&error), |()| "the member has closed it".to_owned())
-}
-
-fn why(error: &h2::Error) -> String {
-    error.get_io().map_or_else(|| error.to_string(), ToString::to_string)
-}
-
-/// The failure of a request to a member that is reachable.
-#[cold]
-fn of_member(error: BackendError) -> OpenFailure {
-    OpenFailure { may_serve_soon: error.kind() != FailureKind::Rejected, error }
-}
-
-/// A failure of the log-in.
-#[cold]
-fn before_service(name: &str, failure: CallFailure) -> BackendError {
-    match failure {
-        CallFailure::Refused(status) => status.into_error().before_sending(),
-        CallFailure::Unsent(why) | CallFailure::Broken(why) => unreachable(name, &why),
-        CallFailure::Malformed => malformed().before_sending(),
-    }
-}
-
-/// An error of the first requests to a member. An error without an answer names the member.
-#[cold]
-fn at_member(name: &str, error: BackendError) -> BackendError {
-    match error.kind() {
-        FailureKind::MaybeApplied => unreachable(name, error.message()),
-        _ => error,
     }
 }
 

@@ -22,7 +22,7 @@
 //! 5. **A fence is a revision of the cluster**: of the key's creation, or of a write beside the queue.
 //!
 //! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `combined`, `member` (a
-//! connection), `leases`, `member_task` (keeps a connection up), `open_signs`, `keep_alives`, `watches`, `owned_key` and
+//! connection), `leases`, `member_opener` and `member_task` (keep a connection up), `open_signs`, `keep_alives`, `watches`, `owned_key` and
 //! `owned_keys` (what each owner has), `locks`, `acquiring`, `fence`, `grant`, `acquire`, `release`, `renew`, `inspect`,
 //! `list`, `upkeep` and `diagnostics`.
 
@@ -41,6 +41,7 @@ mod list;
 mod lock_changes;
 mod locks;
 mod member;
+mod member_opener;
 mod member_task;
 mod open_signs;
 mod owned_key;

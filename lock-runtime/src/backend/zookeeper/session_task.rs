@@ -114,7 +114,7 @@ impl SessionTask {
                     self.state.send_replace(SessionState::Down(error.clone()));
                     self.sink.disconnected(self.number, &error);
                     backoff.ended(answered.since(up_since));
-                    self.server += 1;
+                    self.server = self.dialer.servers.other_than(self.server);
                     failed = Some(error);
                 }
             }
