@@ -1,5 +1,6 @@
 //! `etcd://`
 
+mod access;
 mod cluster;
 mod conformance;
 mod errors;

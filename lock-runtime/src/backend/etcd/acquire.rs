@@ -19,7 +19,7 @@ use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, SearchOrder, Transaction, TransactionAnswer,
 };
-use crate::backend::etcd::server_error::unsteady;
+use crate::backend::etcd::server_error::{is_denied, unsteady};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
 use crate::base::clock::Instant;
 use crate::base::jitter;
@@ -122,7 +122,12 @@ impl EtcdLocks {
                 self.leases.end(&it.lease);
                 return Ok(RoundEnd::Again);
             }
-            Err(TransactionFailure::Other(error)) => return Err(error),
+            Err(TransactionFailure::Other(error)) => {
+                // With a lease of keys that the user may put, it may succeed.
+                let is_denied =
+                    is_denied(&error) && self.leases.close_if_denied(&it.member, &it.lease).await;
+                return if is_denied { Ok(RoundEnd::Again) } else { Err(error) };
+            }
         };
         if !answer.is_met {
             return self.on_refusal(it, &answer, &expected).await;

@@ -83,6 +83,21 @@ impl Queue {
 }
 
 impl TransactionBatch {
+    pub(crate) fn is_single(&self) -> bool {
+        self.0.len() == 1
+    }
+
+    /// Each transaction as a batch of its own, after all of them were refused as `sent`.
+    pub(crate) fn one_by_one(self, sent: Transaction) -> impl Iterator<Item = Self> {
+        let nested = sent.success.into_iter().filter_map(|operation| match operation {
+            KeyOperation::Nested(transaction) => Some(transaction),
+            _ => None,
+        });
+        self.0.into_iter().zip(nested).map(|(queued, transaction)| {
+            Self(vec![QueuedTransaction { transaction, reply: queued.reply }])
+        })
+    }
+
     /// The transaction to be sent. One alone travels as it is.
     pub(crate) fn transaction(&mut self) -> Transaction {
         let mut all = self.0.iter_mut().map(|queued| std::mem::take(&mut queued.transaction));
@@ -181,6 +196,26 @@ mod tests {
                 _ => assert_eq!(answer.unwrap(), [OperationResult::Deleted(at as i64)]),
             }
         }
+    }
+
+    #[test]
+    fn what_was_refused_together_is_sent_one_by_one() {
+        let queued: Vec<_> = (0..3).map(|key| (key, oneshot::channel())).collect();
+        let (queued, answers): (Vec<_>, Vec<_>) = queued
+            .into_iter()
+            .map(|(key, (reply, answer))| {
+                (QueuedTransaction { transaction: deletion(key), reply }, answer)
+            })
+            .unzip();
+        let mut batch = TransactionBatch(queued);
+        let sent = batch.transaction();
+        for (key, mut single) in batch.one_by_one(sent).enumerate() {
+            assert_eq!(single.transaction(), deletion(key));
+            single.answer(if key == 1 { Err(closed()) } else { Ok(deleted(1)) });
+        }
+        let answered: Vec<_> =
+            answers.into_iter().map(|mut answer| answer.try_recv().unwrap().is_ok()).collect();
+        assert_eq!(answered, [true, false, true]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ impl EtcdLocks {
         for lease in leases_of(keys.iter().map(|(_, own)| own)) {
             let sign = if lease.id == it.lease.id { sign.take() } else { None };
             let known = self.outlasts(&lease, it.until, answer, sign).await;
-            if !lease.is_current() {
+            if !lease.takes_signs() {
                 return Ok(RoundEnd::Again);
             }
             known?;
@@ -59,13 +59,14 @@ impl EtcdLocks {
         Ok(RoundEnd::Over(granted))
     }
 
-    /// Puts keys of shorter leases under the lease of the request. `false` if a key is gone.
+    /// Puts keys of shorter or denied leases under the lease of the request. `false` if a key is gone.
     async fn lengthen(
         &self,
         it: &Acquiring<'_>,
         keys: &mut [(Key, OwnerKey)],
     ) -> Result<bool, BackendError> {
-        let is_short = |own: &OwnerKey| own.lease.length < it.lease.length;
+        let is_short =
+            |own: &OwnerKey| own.lease.length < it.lease.length || !own.lease.takes_signs();
         let short = keys.iter().filter(|(_, own)| is_short(own));
         let short: Vec<_> = short.map(|(key, own)| (key.clone(), own.created)).collect();
         if short.is_empty() {

@@ -15,7 +15,7 @@ use crate::backend::etcd::member::{Member, OpenCall};
 use crate::backend::etcd::member_task::MemberLink;
 use crate::backend::etcd::open_signs::{OpenSigns, SignOutcome, SignReply, StreamVerdict};
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
-use crate::backend::etcd::server_error::{closed, connection_lost};
+use crate::backend::etcd::server_error::{CallStatus, closed, connection_lost};
 use crate::base::clock::{Clock, Instant};
 
 /// The most requests for signs that are taken over together.
@@ -170,7 +170,15 @@ impl KeepAliveTask {
             tokio::select! {
                 biased;
                 answer = stream.next() => {
-                    let answered = open.on_answer(&answer?, self.clock.now(), OpenCall::answered);
+                    let answer = match answer {
+                        Err(CallFailure::Refused(status)) if status.is_denied() => {
+                            self.deny_refused(member, open, status).await?;
+                            stream = self.reopen(member, open).await?;
+                            continue;
+                        }
+                        answer => answer?,
+                    };
+                    let answered = open.on_answer(&answer, self.clock.now(), OpenCall::answered);
                     match answered.map_err(|_| CallFailure::Malformed)? {
                         SignOutcome::Taken => {}
                         SignOutcome::Wanted(lease, replies) => {
@@ -197,18 +205,16 @@ impl KeepAliveTask {
                         _ if was_stopped => {}
                         StreamVerdict::InTime => {}
                         StreamVerdict::Reopen => {
-                            stream = SignStream::open(member).await?;
-                            for id in open.begin_anew(self.clock.now()) {
-                                stream.sender.send(&lease::of_lease(id))?;
-                            }
+                            stream = self.reopen(member, open).await?;
                         }
                         StreamVerdict::Leave => {
                             let why = "it does not forward signs of life to a leader";
                             return Err(CallFailure::Broken(why.to_owned()));
                         }
                     }
+                    self.leases.abandon_unused();
                     for lease in self.leases.all() {
-                        if !open.is_open(&lease) && is_due(&lease, now) {
+                        if lease.takes_signs() && !open.is_open(&lease) && is_due(&lease, now) {
                             stream.send(lease, Vec::new(), now, open)?;
                         }
                     }
@@ -216,6 +222,38 @@ impl KeepAliveTask {
                 error = member.ended() => return Err(CallFailure::Broken(error.to_string())),
             }
         }
+    }
+
+    /// Another stream, on which all open signs are sent again.
+    async fn reopen(
+        &self,
+        member: &Arc<Member>,
+        open: &mut OpenSigns<OpenCall>,
+    ) -> Result<SignStream, CallFailure> {
+        let mut stream = SignStream::open(member).await?;
+        for id in open.begin_anew(self.clock.now()) {
+            stream.sender.send(&lease::of_lease(id))?;
+        }
+        Ok(stream)
+    }
+
+    /// The member has ended the stream because the user lacks the right to a key of some lease.
+    ///
+    /// # Errors
+    /// If no lease is the reason.
+    async fn deny_refused(
+        &self,
+        member: &Arc<Member>,
+        open: &mut OpenSigns<OpenCall>,
+        status: CallStatus,
+    ) -> Result<(), CallFailure> {
+        let denied = self.leases.deny_refused(member).await;
+        if denied.is_empty() {
+            return Err(CallFailure::Refused(status));
+        }
+        let error = status.into_error();
+        denied.iter().for_each(|lease| open.refuse(lease, &error));
+        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@
 //! keys. That number is a condition of each transaction that puts keys. A new connection writes its number before it serves. From
 //! then on, whatever a former connection has left in flight fails, however late it arrives.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Transaction};
-use crate::backend::etcd::server_error::{is_without_space, lease_ended, unanswered};
+use crate::backend::etcd::server_error::{is_denied, is_without_space, lease_ended, unanswered};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -54,6 +54,22 @@ impl LifeSign {
     }
 }
 
+/// What a lease is good for. It only goes forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum LeaseUse {
+    /// Takes further keys.
+    Open,
+    /// Keeps the keys that it has.
+    Closed,
+    /// The members refuse signs of life for it. Keys that are held move to another lease with the next renewal.
+    Denied,
+    /// Has no key of a lock that is held, and runs out.
+    Abandoned,
+    /// Gone, and its keys with it.
+    Over,
+}
+
 /// A lease of the pool.
 pub(crate) struct PoolLease {
     pub(crate) id: i64,
@@ -62,15 +78,19 @@ pub(crate) struct PoolLease {
     last_sign: Mutex<LifeSign>,
     /// When it was last wanted, in nanoseconds of the clock.
     used: AtomicU64,
-    is_over: AtomicBool,
+    state: AtomicU8,
 }
 
 impl PoolLease {
+    /// A lease is used often for this long after it was wanted.
+    const BUSY: Duration = Duration::from_secs(20);
+
     /// A lease that a majority has granted to a request that was sent at `sent`.
     pub(crate) fn granted(id: i64, length: Duration, sent: Instant) -> Self {
         let last_sign = Mutex::new(LifeSign { sent, term: u64::MAX });
-        let (used, is_over) = (AtomicU64::new(sent.as_nanos()), AtomicBool::new(false));
-        Self { id, length, last_sign, used, is_over }
+        let used = AtomicU64::new(sent.as_nanos());
+        let state = AtomicU8::new(LeaseUse::Open as u8);
+        Self { id, length, last_sign, used, state }
     }
 
     pub(crate) fn last_sign(&self) -> LifeSign {
@@ -85,9 +105,49 @@ impl PoolLease {
         }
     }
 
-    /// Whether it has not ended, as far as is known here.
+    /// Whether its keys stay, as far as is known here.
     pub(crate) fn is_current(&self) -> bool {
-        !self.is_over.load(Ordering::SeqCst)
+        self.is_before(LeaseUse::Abandoned)
+    }
+
+    /// Whether signs of life are sent for it.
+    pub(crate) fn takes_signs(&self) -> bool {
+        self.is_before(LeaseUse::Denied)
+    }
+
+    fn is_before(&self, state: LeaseUse) -> bool {
+        self.state.load(Ordering::SeqCst) < state as u8
+    }
+
+    /// Whether the state has changed by this.
+    fn advance(&self, to: LeaseUse) -> bool {
+        self.state.fetch_max(to as u8, Ordering::SeqCst) < to as u8
+    }
+
+    /// Lets it take no further keys.
+    pub(crate) fn close(&self) {
+        self.advance(LeaseUse::Closed);
+    }
+
+    /// Lets its keys move to another lease.
+    pub(crate) fn deny(&self) {
+        self.advance(LeaseUse::Denied);
+    }
+
+    /// Gives it no further signs of life. Its keys do not count any longer.
+    pub(crate) fn abandon(&self) {
+        self.advance(LeaseUse::Abandoned);
+    }
+
+    /// Whether it has ended at the servers by now, unless they had no leader.
+    pub(crate) fn has_run_out(&self, now: Instant) -> bool {
+        /// A sign that was in flight, and the pace at which a leader looks for leases that have run out.
+        const MARGIN: Duration = Duration::from_secs(3);
+        now.since(self.last_sign().sent) >= self.length.saturating_add(MARGIN)
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        now.since(Instant::from_nanos(self.used.load(Ordering::Relaxed))) >= Self::BUSY
     }
 
     /// The earliest time of the last sign with which keys stay until `until`.
@@ -97,14 +157,12 @@ impl PoolLease {
 
     /// How long the lease goes without a sign of life.
     pub(crate) fn sign_interval(&self, now: Instant) -> Duration {
-        const BUSY: Duration = Duration::from_secs(20);
         const SHORTEST: Duration = Duration::from_millis(200);
         const LONGEST: Duration = Duration::from_secs(1);
-        let used = Instant::from_nanos(self.used.load(Ordering::Relaxed));
-        if now.since(used) < BUSY {
-            (self.length / 20).clamp(SHORTEST, LONGEST)
-        } else {
+        if self.is_idle(now) {
             self.length / 4
+        } else {
+            (self.length / 20).clamp(SHORTEST, LONGEST)
         }
     }
 
@@ -113,34 +171,70 @@ impl PoolLease {
     }
 }
 
-/// The lease of one class.
+/// The leases of one class: one, or several if each may have few keys.
 struct LeaseClass {
     seconds: u64,
-    present: Mutex<Option<Arc<PoolLease>>>,
+    leases: Mutex<Vec<Arc<PoolLease>>>,
     /// Held while a lease is made. A granted lease that could not be [given](Leases::give_to) to the connection is kept for the
     /// next request.
     making: tokio::sync::Mutex<Option<PoolLease>>,
 }
 
 impl LeaseClass {
-    fn present(&self) -> Option<Arc<PoolLease>> {
-        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        present.clone().filter(|lease| lease.is_current())
+    /// A lease that takes further keys. Each key of an owner, and each request that puts one, has a reference to its lease.
+    fn open(&self, most_keys: usize) -> Option<Arc<PoolLease>> {
+        let leases = self.leases();
+        let has_room = |lease: &&Arc<PoolLease>| {
+            lease.is_before(LeaseUse::Closed) && Arc::strong_count(lease) <= most_keys
+        };
+        leases.iter().find(has_room).cloned()
+    }
+
+    fn add(&self, lease: Arc<PoolLease>) {
+        let mut leases = self.leases();
+        leases.retain(|lease| lease.is_current());
+        leases.push(lease);
+    }
+
+    /// Leases without keys run out, except for the first one that takes keys.
+    fn abandon_unused(&self, now: Instant) {
+        let mut has_open = false;
+        self.leases().retain(|lease| {
+            let is_open = lease.is_before(LeaseUse::Closed);
+            let is_first = is_open && !has_open;
+            has_open |= is_open;
+            let is_unused = Arc::strong_count(lease) == 1 && (!is_open || lease.is_idle(now));
+            if is_unused && !is_first {
+                lease.abandon();
+            }
+            lease.is_current()
+        });
+    }
+
+    fn leases(&self) -> MutexGuard<'_, Vec<Arc<PoolLease>>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 pub(crate) struct Leases {
     pub(crate) names: KeyNames,
     clock: Clock,
+    /// How many keys a lease has at most.
+    most_keys: usize,
     classes: Mutex<Vec<Arc<LeaseClass>>>,
     /// Where the numbers of ended leases go.
     ended: mpsc::UnboundedSender<i64>,
 }
 
 impl Leases {
-    pub(crate) fn new(names: KeyNames, clock: Clock) -> (Arc<Self>, mpsc::UnboundedReceiver<i64>) {
+    pub(crate) fn new(
+        names: KeyNames,
+        clock: Clock,
+        most_keys: usize,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<i64>) {
         let (ended, ends) = mpsc::unbounded_channel();
-        (Arc::new(Self { names, clock, classes: Mutex::default(), ended }), ends)
+        let leases = Self { names, clock, most_keys, classes: Mutex::default(), ended };
+        (Arc::new(leases), ends)
     }
 
     /// How long a lease has to be so that its keys stay for `kept_for`. The margin makes a sign of life for each request
@@ -156,12 +250,12 @@ impl Leases {
         kept_for: Duration,
     ) -> Result<Arc<PoolLease>, BackendError> {
         let class = self.class(Self::length_for(kept_for).as_secs());
-        if let Some(lease) = class.present() {
+        if let Some(lease) = class.open(self.most_keys) {
             lease.on_use(self.clock.now());
             return Ok(lease);
         }
         let mut making = class.making.lock().await;
-        if let Some(lease) = class.present() {
+        if let Some(lease) = class.open(self.most_keys) {
             return Ok(lease);
         }
         let is_fresh = |lease: &PoolLease| {
@@ -178,7 +272,7 @@ impl Leases {
             return Err(error.before_sending());
         }
         let lease = Arc::new(lease);
-        *class.present.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease.clone());
+        class.add(lease.clone());
         Ok(lease)
     }
 
@@ -237,8 +331,24 @@ impl Leases {
                 self.end(lease);
                 Ok(())
             }
+            Err(TransactionFailure::Other(error)) if is_denied(&error) => {
+                lease.close();
+                Ok(())
+            }
             Err(TransactionFailure::Other(error)) => Err(error),
         }
+    }
+
+    /// Whether every put under this lease is denied: since 3.4.44, 3.5.30 and 3.6.11, members check the rights on all keys of the lease
+    /// (<https://github.com/etcd-io/etcd/pull/21677>), and the user may have lost those on one of them. Later versions check signs of
+    /// life as well. Then it takes no further keys.
+    pub(crate) async fn close_if_denied(&self, member: &Arc<Member>, lease: &PoolLease) -> bool {
+        let given = self.give_to(member, lease).await;
+        let is_denied = given.is_err_and(|error| is_denied(&error));
+        if is_denied {
+            lease.close();
+        }
+        is_denied
     }
 
     pub(crate) fn is_of(member: &Member, seen: Option<&KeyValue>) -> bool {
@@ -260,8 +370,15 @@ impl Leases {
         for lease in self.all() {
             let (leases, member) = (self.clone(), member.clone());
             giving.spawn(async move {
-                let given = leases.give_to(&member, &lease).await;
-                if lease.is_current() { given } else { Ok(()) }
+                match leases.give_to(&member, &lease).await {
+                    // Its locks are kept.
+                    Err(error) if is_denied(&error) => {
+                        lease.close();
+                        leases.take_away(&member, &[lease]).await
+                    }
+                    given if lease.is_current() => given,
+                    _ => Ok(()),
+                }
             });
         }
         let mut has_no_space = false;
@@ -274,17 +391,20 @@ impl Leases {
         }
         if has_no_space {
             // Signs of life are taken, so held locks are kept.
-            return self.take_away(member).await;
+            return self.take_away(member, &self.all()).await;
         }
         self.read_own(member).await
     }
 
     /// Lets no connection put keys under an existing lease until that lease is [repaired](Self::repair). A full database accepts
     /// this, and former connections put nothing once it has space again.
-    async fn take_away(&self, member: &Arc<Member>) -> Result<(), BackendError> {
+    async fn take_away(
+        &self,
+        member: &Arc<Member>,
+        leases: &[Arc<PoolLease>],
+    ) -> Result<(), BackendError> {
         /// The servers' default limit is 128.
         const AT_ONCE: usize = 100;
-        let leases = self.all();
         for leases in leases.chunks(AT_ONCE) {
             let delete = |lease: &Arc<PoolLease>| KeyOperation::Delete {
                 key: self.names.of_lease(lease.id),
@@ -307,13 +427,41 @@ impl Leases {
 
     /// The lease is gone, and its keys with it.
     pub(crate) fn end(&self, lease: &PoolLease) {
-        if !lease.is_over.swap(true, Ordering::SeqCst) {
+        if lease.advance(LeaseUse::Over) {
             let _ = self.ended.send(lease.id);
         }
     }
 
+    /// All leases with keys that count.
     pub(crate) fn all(&self) -> Vec<Arc<PoolLease>> {
-        self.classes().iter().filter_map(|class| class.present()).collect()
+        let mut all = Vec::new();
+        for class in self.classes().iter() {
+            all.extend(class.leases().iter().filter(|lease| lease.is_current()).cloned());
+        }
+        all
+    }
+
+    /// Leases that a peak has left behind, and closed leases without keys, run out.
+    pub(crate) fn abandon_unused(&self) {
+        let now = self.clock.now();
+        self.classes().iter().for_each(|class| class.abandon_unused(now));
+    }
+
+    /// The leases that the members refuse. They get no more signs of life.
+    pub(crate) async fn deny_refused(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+    ) -> Vec<Arc<PoolLease>> {
+        let mut checking = JoinSet::new();
+        for lease in self.all().into_iter().filter(|lease| lease.takes_signs()) {
+            let (leases, member) = (self.clone(), member.clone());
+            checking.spawn(async move {
+                leases.close_if_denied(&member, &lease).await.then_some(lease)
+            });
+        }
+        let denied: Vec<_> = checking.join_all().await.into_iter().flatten().collect();
+        denied.iter().for_each(|lease| lease.deny());
+        denied
     }
 
     pub(crate) fn find(&self, id: i64) -> Option<Arc<PoolLease>> {
@@ -340,12 +488,8 @@ impl Leases {
         if let Some(class) = classes.iter().find(|class| class.seconds == seconds) {
             return class.clone();
         }
-        let class = LeaseClass {
-            seconds,
-            present: Mutex::default(),
-            making: tokio::sync::Mutex::default(),
-        };
-        let class = Arc::new(class);
+        let (leases, making) = (Mutex::default(), tokio::sync::Mutex::default());
+        let class = Arc::new(LeaseClass { seconds, leases, making });
         classes.push(class.clone());
         class
     }
@@ -388,6 +532,30 @@ mod tests {
         assert!(!sign.counts(at(11), 2, at(10)), "another leader has been elected since");
         assert!(!sign.counts(at(9), 1, at(10)), "a majority was asked before");
         assert!(!sign.counts(at(11), 1, at(11)), "it was sent before");
+    }
+
+    #[test]
+    fn a_lease_takes_few_keys_and_runs_out_when_it_is_unused() {
+        let at = |seconds: u64| Instant::from_nanos(1_000_000_000 * seconds);
+        let lease = |id| Arc::new(PoolLease::granted(id, Duration::from_secs(33), at(1)));
+        let class =
+            LeaseClass { seconds: 33, leases: Mutex::default(), making: Default::default() };
+        let ids = || class.leases().iter().map(|lease| lease.id).collect::<Vec<_>>();
+        class.add(lease(1));
+        let keys: Vec<_> = (0..3).map_while(|_| class.open(2)).collect();
+        assert_eq!(keys.len(), 2);
+        class.add(lease(2));
+        class.add(lease(3));
+        class.abandon_unused(at(2));
+        assert_eq!(ids(), [1, 2, 3], "they were used a moment ago");
+        let key = class.open(2).filter(|lease| lease.id == 2).expect("it has room");
+        class.abandon_unused(at(60));
+        assert_eq!(ids(), [1, 2]);
+        drop((keys, key));
+        class.open(2).unwrap().close();
+        class.abandon_unused(at(60));
+        assert_eq!(ids(), [2], "the first one that takes keys stays");
+        assert!(class.open(2).unwrap().takes_signs());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, KeySearch, SearchOrder, Transaction, TransactionAnswer,
 };
-use crate::backend::etcd::server_error::{closed, malformed, unanswered};
+use crate::backend::etcd::server_error::{closed, is_denied, malformed, unanswered};
 use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
@@ -269,7 +269,12 @@ impl EtcdLocks {
             success: puts.collect(),
             failure: vec![KeyOperation::Get { key: self.keys.names.of_lease(lease.id) }],
         };
-        let (answer, _) = self.transact(member, &moving).await?;
+        let moved = self.transact(member, &moving).await.map_err(BackendError::from);
+        if moved.as_ref().is_err_and(is_denied) {
+            // The next attempt has another lease.
+            self.leases.close_if_denied(member, lease).await;
+        }
+        let (answer, _) = moved?;
         if !answer.is_met {
             let seen = answer.found(0)?.first();
             if !Leases::is_of(member, seen) {

@@ -235,15 +235,31 @@ impl Member {
     async fn send_deletions(self: Arc<Self>, mut batch: TransactionBatch) {
         loop {
             let deletions = batch.transaction();
-            let reason = self.ended.borrow().clone();
-            batch.answer(match reason {
-                Some(error) => Err(error.before_sending()),
-                None => self.transact(&deletions).await.map_err(BackendError::from),
-            });
+            match self.send_deletion(&deletions).await {
+                // One of them may be the reason.
+                Err(error) if error.kind() == FailureKind::Rejected && !batch.is_single() => {
+                    for mut single in batch.one_by_one(deletions) {
+                        let deletion = single.transaction();
+                        single.answer(self.send_deletion(&deletion).await);
+                    }
+                }
+                answer => batch.answer(answer),
+            }
             match self.deletions.next() {
                 Some(next) => batch = next,
                 None => return,
             }
+        }
+    }
+
+    async fn send_deletion(
+        self: &Arc<Self>,
+        deletion: &Transaction,
+    ) -> Result<TransactionAnswer, BackendError> {
+        let reason = self.ended.borrow().clone();
+        match reason {
+            Some(error) => Err(error.before_sending()),
+            None => self.transact(deletion).await.map_err(BackendError::from),
         }
     }
 }

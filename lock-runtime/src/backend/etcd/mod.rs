@@ -113,7 +113,7 @@ impl Etcd {
         let (unclaimed, found) = mpsc::unbounded_channel();
         let (clock, names) = (config.clock, KeyNames::new(&dialer.cluster.root));
         let events = QueueEvents::new(unclaimed);
-        let (leases, ended_leases) = Leases::new(names.clone(), clock);
+        let (leases, ended_leases) = Leases::new(names.clone(), clock, dialer.most_keys_of_lease());
         let (watches, watched) = KeyWatches::new();
         let (keys, misses) = OwnedKeys::new(events.clone(), clock, names, watches);
         let link = MemberLink::start(dialer, clock, events, leases.clone());

@@ -120,6 +120,13 @@ impl<C> OpenSigns<C> {
         Ok(if next.is_empty() { SignOutcome::Taken } else { SignOutcome::Wanted(lease, next) })
     }
 
+    /// The members take no signs for this lease.
+    pub(crate) fn refuse(&mut self, lease: &PoolLease, error: &BackendError) {
+        if let Some(open) = self.by_lease.remove(&lease.id) {
+            tell(open.replies.into_iter().chain(open.next), &Err(error.clone()));
+        }
+    }
+
     pub(crate) fn verdict(&self, now: Instant) -> StreamVerdict {
         let is_late = |open: &OpenSign<C>| now.since(open.sent) >= self.reopen_limit(open);
         let is_over =
@@ -221,6 +228,17 @@ mod tests {
         assert!(
             matches!(signs.on_answer(&answer(1, 0), at(40), drop), Ok(SignOutcome::Ended(it)) if it.id == 1)
         );
+    }
+
+    #[test]
+    fn a_lease_that_is_refused_has_no_open_sign() {
+        let (mut signs, leases) = (OpenSigns::new(LIMIT), [lease(1, 5), lease(2, 5)]);
+        let (reply, mut refused) = oneshot::channel();
+        signs.add(leases[0].clone(), vec![reply], at(10), || ());
+        signs.add(leases[1].clone(), Vec::new(), at(10), || ());
+        signs.refuse(&leases[0], &lease_ended());
+        assert!(refused.try_recv().unwrap().is_err());
+        assert_eq!(signs.begin_anew(at(20)), [2]);
     }
 
     #[test]

@@ -9,8 +9,9 @@ use tokio::sync::mpsc;
 use crate::backend::Owner;
 use crate::backend::coordination::owners::{OwnerTable, OwnerTurn, Owners};
 use crate::backend::etcd::key_names::KeyNames;
+use crate::backend::etcd::leases::PoolLease;
 use crate::backend::etcd::member_task::LastWishes;
-use crate::backend::etcd::owned_key::{KeyPlace, KeyState, OwnerKey};
+use crate::backend::etcd::owned_key::{KeyPlace, KeyState, OwnerKey, leases_of};
 use crate::backend::etcd::protocol::watch::{KeyEvent, WatchedKeys};
 use crate::backend::etcd::watches::{KeyWatches, WatchSink};
 use crate::backend::queue_events::QueueEvents;
@@ -279,6 +280,32 @@ impl OwnedKeys {
         for (_, key) in lost {
             self.tell_of_change(&key);
         }
+    }
+
+    /// Records that the keys of an owner could not be deleted when its time was over. Returns their leases.
+    pub(crate) fn mark_refused(&self, owner: &Owner) -> Vec<Arc<PoolLease>> {
+        let mut table = self.table();
+        let keys = table.state_mut(owner).into_iter().flatten();
+        let known = keys.filter_map(|(_, state)| match state {
+            KeyState::Known(known) => Some(known),
+            KeyState::Unanswered => None,
+        });
+        let marked = known.map(|known| {
+            known.place = KeyPlace::Leaving;
+            &*known
+        });
+        leases_of(marked)
+    }
+
+    /// Whether a key that is not about to be deleted ends with this lease.
+    pub(crate) fn needs(&self, lease: &PoolLease) -> bool {
+        let table = self.table();
+        table.all().any(|(_, keys, _)| {
+            keys.iter().any(|(_, state)| match state {
+                KeyState::Known(known) => known.lease.id == lease.id && !known.is_leaving(),
+                KeyState::Unanswered => false,
+            })
+        })
     }
 
     /// The key is gone without a release.

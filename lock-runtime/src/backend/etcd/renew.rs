@@ -15,7 +15,7 @@ use crate::backend::etcd::member::Member;
 use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
 use crate::backend::etcd::server_error::{unanswered, unsteady};
-use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
+use crate::backend::{BackendError, FailureKind, LeaseRef, LeaseStatus, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
@@ -76,7 +76,8 @@ impl EtcdLocks {
         let began = self.now();
         let (mut held, mut unknown) = (Vec::new(), Vec::new());
         for (at, lease) in leases.iter().enumerate() {
-            match self.held_keys(lease) {
+            let takes_signs = |(_, own): &(Key, OwnerKey)| own.lease.takes_signs();
+            match self.held_keys(lease).filter(|keys| keys.iter().all(takes_signs)) {
                 Some(keys) => held.push(LeaseKeys { at, lease: lease.clone(), keys }),
                 None => unknown.push((at, lease.clone())),
             }
@@ -187,13 +188,13 @@ impl EtcdLocks {
         for keys in read.chunks(READ_AT_ONCE) {
             let (locks, member, keys) = (self.clone(), member.clone(), keys.to_vec());
             reads.spawn(async move {
-                let read = timeout(locks.renewal_limit, locks.read_keys(&member, &keys)).await;
-                (keys, read.unwrap_or_else(|_| Err(unanswered())))
+                let read = timeout(locks.renewal_limit, locks.read_each(&member, &keys)).await;
+                read.unwrap_or_else(|_| vec![(keys, Err(unanswered()))])
             });
         }
+        let reads = reads.join_all().await.into_iter().flatten();
         let (mut oldest, mut failed): (Option<ConfirmedAnswer>, _) = (None, unanswered());
-        while let Some(read) = reads.join_next().await {
-            let (keys, read) = read.map_err(|_| unanswered())?;
+        for (keys, read) in reads {
             match read {
                 // The earliest answer counts for all, with the latest term.
                 Ok(answer) => {
@@ -209,6 +210,28 @@ impl EtcdLocks {
             }
         }
         oldest.ok_or(failed)
+    }
+
+    /// Reads keys by one transaction, or one by one if it is refused: the user may lack the right to one of them.
+    async fn read_each(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+        keys: &[ReadKey],
+    ) -> Vec<(Vec<ReadKey>, Result<ConfirmedAnswer, BackendError>)> {
+        let read = self.read_keys(member, keys).await;
+        let is_refused = read.as_ref().is_err_and(|error| error.kind() == FailureKind::Rejected);
+        if !is_refused || keys.len() == 1 {
+            return vec![(keys.to_vec(), read)];
+        }
+        let mut reads = JoinSet::new();
+        for key in keys {
+            let (locks, member, key) = (self.clone(), member.clone(), [key.clone()]);
+            reads.spawn(async move {
+                let read = locks.read_keys(&member, &key).await;
+                (key.to_vec(), read)
+            });
+        }
+        reads.join_all().await
     }
 
     async fn read_keys(
@@ -241,7 +264,7 @@ impl EtcdLocks {
         LeaseStatus::Held
     }
 
-    /// Renews a lease with keys that are unknown here, or under a lease that is too short. The keys are put again.
+    /// Renews a lease with keys that are unknown here, or under a lease that is too short or denied. The keys are put again.
     async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let turn = self.keys.owners.begin(lease.owner, lease.kept_for()).await;
         let (owner, until) = (turn.owner(), self.now() + lease.kept_for());

@@ -85,12 +85,20 @@ pub(crate) fn is_without_space(error: &BackendError) -> bool {
     error.message().contains(WITHOUT_SPACE)
 }
 
+/// A part of etcd's text if the user lacks a right.
+const DENIED: &str = "permission denied";
+
+/// Whether the user lacks a right.
+pub(crate) fn is_denied(error: &BackendError) -> bool {
+    error.kind() == FailureKind::Rejected && error.message().contains(DENIED)
+}
+
 /// Texts of etcd's errors, what they mean, and what to do. The first text that is found counts.
 const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
     use FailureKind::{MaybeApplied, NotApplied, Rejected};
     [
         (
-            "permission denied",
+            DENIED,
             Rejected,
             "refuses access to the keys of the locks",
             "grant the user's role the path of the URL: `etcdctl role grant-permission locks readwrite --prefix=true /locks/`",

@@ -28,6 +28,17 @@ impl MemberDialer {
         Ok(Self { cluster, members, limits, credentials })
     }
 
+    /// How many keys a lease may have. Since 3.4.44, 3.5.30 and 3.6.11, a put under a lease is checked against the rights on all of its
+    /// keys, which takes time, and one refusal concerns all.
+    pub(crate) fn most_keys_of_lease(&self) -> usize {
+        const CHECKED: usize = 256;
+        let EtcdCluster { login, tls, .. } = &self.cluster;
+        let is_user = login.is_some()
+            || self.credentials.is_some()
+            || tls.as_ref().is_some_and(|files| files.cert.is_some());
+        if is_user { CHECKED } else { usize::MAX }
+    }
+
     /// The login of the next connection.
     pub(crate) async fn login(&self) -> Result<Option<EtcdLogin>, BackendError> {
         let Some(provider) = &self.credentials else { return Ok(self.cluster.login.clone()) };

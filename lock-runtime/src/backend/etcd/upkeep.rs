@@ -16,7 +16,8 @@ use crate::backend::etcd::owned_key::OwnerKey;
 use crate::backend::etcd::owned_keys::MissedChanges;
 use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
 use crate::backend::etcd::release::DELETE_AGAIN;
-use crate::backend::{BackendError, Owner};
+use crate::backend::etcd::server_error::is_denied;
+use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::key::Key;
 
 /// When a look without an answer is repeated.
@@ -116,7 +117,12 @@ impl EtcdLocks {
     /// have the keys of locks that were released since then, and the lease keeps them alive.
     async fn delete_unknown(&self, member: &Arc<Member>) -> Result<(), BackendError> {
         for lease in self.leases.all() {
-            for name in Leases::keys_of(member, lease.id).await? {
+            let names = match Leases::keys_of(member, lease.id).await {
+                // The user has no right to one of them.
+                Err(error) if is_denied(&error) => continue,
+                names => names?,
+            };
+            for name in names {
                 let (lock, owner) = (self.keys.names.lock_of(&name), KeyNames::owner_in(&name));
                 let (Some(lock), Some(owner)) = (lock, owner) else { continue };
                 // An owner is known before its first request is sent.
@@ -144,8 +150,23 @@ impl EtcdLocks {
             Ok(member) => self.free(&member, &turn, &locks).await,
             Err(error) => Err(error),
         };
-        if ended.is_err() {
-            self.keys.owners.end_at(&owner, self.now() + DELETE_AGAIN, false);
+        let Err(error) = ended else { return };
+        if error.kind() == FailureKind::Rejected {
+            self.leave_to_lease(&owner);
+        }
+        self.keys.owners.end_at(&owner, self.now() + DELETE_AGAIN, false);
+    }
+
+    /// The deletion of what an owner has left was refused. It ends with its lease, once no held key needs that lease.
+    fn leave_to_lease(&self, owner: &Owner) {
+        for lease in self.keys.mark_refused(owner) {
+            lease.close();
+            if !self.keys.needs(&lease) {
+                lease.abandon();
+            }
+            if !lease.is_current() && lease.has_run_out(self.now()) {
+                self.leases.end(&lease);
+            }
         }
     }
 }
