@@ -142,3 +142,29 @@ pub(super) fn owners(server: &EtcdServer, root: &str) -> usize {
     let own = format!("{root}/%");
     server.keys(&format!("{root}/")).iter().filter(|key| !key.name.starts_with(&own)).count()
 }
+
+/// Owners of several keys that have waited write their fence beside the queues.
+#[tokio::test]
+async fn a_fence_beside_a_queue_is_deleted_with_the_last_key_of_the_queue() {
+    let (server, root) = EtcdServer::shared();
+    let pools = [server.url_of(&root), server.url_of(&root), server.url_of(&root)];
+    let mut transfers = tokio::task::JoinSet::new();
+    for url in pools {
+        transfers.spawn(async move {
+            let builder = LockPool::builder(url).ttl(ms(20_000)).wait(ms(20_000));
+            let (pool, mut last) = (builder.connect().await.unwrap(), None);
+            for _ in 0..10 {
+                let guard = pool.lock_all(["order:1", "stock:1"]).acquire().await.unwrap();
+                let fence = guard.fence();
+                assert!(fence > last, "{fence:?} after {last:?}");
+                last = fence;
+                guard.release().await.unwrap();
+                // One key alone, whose owner queues between the others.
+                pool.lock("stock:1").acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    transfers.join_all().await;
+    let written = server.keys(&format!("{root}/%fence/"));
+    assert!(written.is_empty(), "{written:?}");
+}

@@ -13,7 +13,7 @@ use crate::backend::etcd::acquiring::{Acquiring, FreeKeys, RoundEnd};
 use crate::backend::etcd::leases::Leases;
 use crate::backend::etcd::locks::{AbandonFlag, EtcdLocks, Looked};
 use crate::backend::etcd::member::TransactionFailure;
-use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
+use crate::backend::etcd::owned_key::OwnerKey;
 use crate::backend::etcd::owned_keys::KeyTurn;
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::transaction::{
@@ -134,14 +134,7 @@ impl EtcdLocks {
         }
         effects.has_put = true;
         let revision = answer.origin.revision;
-        let new = OwnerKey {
-            created: revision,
-            seen: revision,
-            lease: it.lease.clone(),
-            place: KeyPlace::New,
-            fence: None,
-            watch: None,
-        };
+        let new = OwnerKey::new(revision, revision, it.lease.clone());
         for key in &missing {
             if !self.keys.set(owner, key, new.clone()) {
                 return Ok(RoundEnd::Again);

@@ -39,7 +39,10 @@ impl EtcdLocks {
             // A watch of the predecessor is no longer needed; a watch of the queue continues.
             let watch = own.watch.filter(|_| own.is_granted());
             let fence = fence.or(own.fence);
-            let own = OwnerKey { place: KeyPlace::Granted, fence, watch, ..own };
+            let is_written = fence.is_some_and(|fence| fence != own.created);
+            let has_fence_key = own.has_fence_key || fenced > 0 || is_written;
+            let place = KeyPlace::Granted;
+            let own = OwnerKey { place, fence, has_fence_key, watch, ..own };
             if !self.keys.set(owner, &key, own) {
                 return Ok(RoundEnd::Again);
             }

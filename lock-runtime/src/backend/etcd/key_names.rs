@@ -90,6 +90,13 @@ impl KeyNames {
         KeyCondition::NoneIn { from, to }
     }
 
+    /// No other owner than `owner` has a key for `lock`.
+    pub(crate) fn has_no_other(&self, lock: &Key, owner: &Owner) -> [KeyCondition; 2] {
+        let ((from, to), own) = (self.range(lock), self.of_owner(lock, owner));
+        let after = [&own[..], b"\0"].concat();
+        [KeyCondition::NoneIn { from, to: own }, KeyCondition::NoneIn { from: after, to }]
+    }
+
     /// The first or the last `limit` keys of `lock`.
     pub(crate) fn search(&self, lock: &Key, order: SearchOrder, limit: i64) -> KeySearch {
         let (from, to) = self.range(lock);

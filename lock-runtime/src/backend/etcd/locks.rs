@@ -10,7 +10,7 @@ use crate::backend::etcd::keep_alives::{AwaitedSign, KeepAlives};
 use crate::backend::etcd::leases::{Leases, LifeSign, PoolLease};
 use crate::backend::etcd::member::{Member, TransactionFailure, WithoutToken};
 use crate::backend::etcd::member_task::MemberLink;
-use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
+use crate::backend::etcd::owned_key::OwnerKey;
 use crate::backend::etcd::owned_keys::OwnedKeys;
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::transaction::{
@@ -239,14 +239,7 @@ impl EtcdLocks {
     /// The key as it was found, perhaps under the lease of another connection or class. `None` if that lease is not of this pool.
     pub(crate) fn adopted(&self, found: &KeyValue, revision: i64) -> Option<OwnerKey> {
         let lease = self.leases.find(found.lease)?;
-        Some(OwnerKey {
-            created: found.created,
-            seen: revision,
-            lease,
-            place: KeyPlace::New,
-            fence: None,
-            watch: None,
-        })
+        Some(OwnerKey::new(found.created, revision, lease))
     }
 
     /// Puts the keys again under `lease`, in the same positions. `false` if a key is gone.

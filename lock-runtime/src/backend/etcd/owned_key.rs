@@ -23,6 +23,8 @@ pub(crate) struct OwnerKey {
     pub(crate) place: KeyPlace,
     /// The revision of the grant's fence, once it has one.
     pub(crate) fence: Option<i64>,
+    /// Whether a fence was written beside the queue.
+    pub(crate) has_fence_key: bool,
     /// What reports changes around it.
     pub(crate) watch: Option<i64>,
 }
@@ -39,6 +41,12 @@ pub(crate) enum KeyPlace {
 }
 
 impl OwnerKey {
+    /// A key of which nothing else is known yet.
+    pub(crate) fn new(created: i64, seen: i64, lease: Arc<PoolLease>) -> Self {
+        let (place, fence) = (KeyPlace::New, None);
+        Self { created, seen, lease, place, fence, has_fence_key: false, watch: None }
+    }
+
     pub(crate) fn is_granted(&self) -> bool {
         self.place == KeyPlace::Granted
     }

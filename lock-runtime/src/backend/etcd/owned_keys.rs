@@ -416,8 +416,7 @@ mod tests {
     }
 
     fn queued_key(seen: i64, lease: &Arc<PoolLease>) -> OwnerKey {
-        let place = KeyPlace::New;
-        OwnerKey { created: 7, seen, lease: lease.clone(), place, fence: None, watch: None }
+        OwnerKey::new(7, seen, lease.clone())
     }
 
     #[tokio::test(start_paused = true)]

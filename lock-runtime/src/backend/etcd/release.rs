@@ -23,6 +23,9 @@ use crate::base::key::Key;
 /// When a deletion without an answer is repeated.
 pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
 
+/// How many keys one transaction deletes together with the fences beside their queues.
+const FENCED_AT_ONCE: usize = 20;
+
 /// How many times a deletion is repeated when it finds other keys than were seen.
 const MOST_DELETIONS: usize = 5;
 
@@ -68,7 +71,9 @@ impl EtcdLocks {
         let owner = turn.owner();
         let before = self.mark_leaving(owner, locks);
         let (mut is_held, mut is_first) = (true, true);
-        for locks in locks.chunks(KEYS_AT_ONCE) {
+        let has_fence_key = |lock| self.has_fence_key(owner, lock);
+        let at_once = if locks.iter().any(has_fence_key) { FENCED_AT_ONCE } else { KEYS_AT_ONCE };
+        for locks in locks.chunks(at_once) {
             match self.free_chunk(member, owner, locks).await {
                 Ok(was_held) => is_held &= was_held,
                 Err(error) if error.kind() == FailureKind::MaybeApplied => return Err(error),
@@ -111,9 +116,12 @@ impl EtcdLocks {
                         key: names.of_owner(lock, owner),
                         revision,
                     };
+                    let fences = locks.iter().filter(|lock| self.has_fence_key(owner, lock));
+                    let mut deletes = step(|key| KeyOperation::Delete { key });
+                    deletes.extend(fences.map(|lock| self.deleting_fence(owner, lock)));
                     Transaction {
                         conditions: pairs.map(condition).collect(),
-                        success: step(|key| KeyOperation::Delete { key }),
+                        success: deletes,
                         failure: look,
                     }
                 }
@@ -136,6 +144,20 @@ impl EtcdLocks {
             creations = Some(found);
         }
         Err(unsteady())
+    }
+
+    fn has_fence_key(&self, owner: &Owner, lock: &Key) -> bool {
+        self.keys.known(owner, lock).is_some_and(|known| known.has_fence_key)
+    }
+
+    /// Deletes the fence beside the queue if no other owner is in the queue: later keys are made by later revisions.
+    fn deleting_fence(&self, owner: &Owner, lock: &Key) -> KeyOperation {
+        let names = &self.keys.names;
+        KeyOperation::Nested(Transaction {
+            conditions: names.has_no_other(lock, owner).into(),
+            success: vec![KeyOperation::Delete { key: names.of_fence(lock) }],
+            failure: Vec::new(),
+        })
     }
 
     /// Marks the keys as about to be deleted, even if no answer comes. Returns what they were.
@@ -192,9 +214,7 @@ impl EtcdLocks {
                 Some(known) if known.lease.length >= lease.length => kept.push((lock, known)),
                 _ => {
                     short.push((lock.clone(), found.created));
-                    let place = KeyPlace::New;
-                    let (created, seen, lease) = (found.created, looked.revision, lease.clone());
-                    let moved = OwnerKey { created, seen, lease, place, fence: None, watch: None };
+                    let moved = OwnerKey::new(found.created, looked.revision, lease.clone());
                     kept.push((lock, moved));
                 }
             }
@@ -270,14 +290,7 @@ impl EtcdLocks {
         }
         self.keys.remove(owner, lock);
         let revision = answer.origin.revision;
-        let queued = OwnerKey {
-            created: revision,
-            seen: revision,
-            lease,
-            place: KeyPlace::New,
-            fence: None,
-            watch: None,
-        };
+        let queued = OwnerKey::new(revision, revision, lease);
         if !self.keys.set(next, lock, queued.clone()) {
             return Ok(Some(ReleaseOutcome::Freed));
         }

@@ -290,12 +290,11 @@ impl EtcdLocks {
         for (key, created) in moved {
             let former = self.keys.known(owner, &key).filter(|former| former.created == created);
             let renewed = OwnerKey {
-                created,
-                seen: looked.revision,
-                lease: longer.clone(),
                 place: KeyPlace::Granted,
                 fence: former.as_ref().and_then(|former| former.fence),
+                has_fence_key: former.as_ref().is_some_and(|former| former.has_fence_key),
                 watch: former.filter(OwnerKey::is_granted).and_then(|former| former.watch),
+                ..OwnerKey::new(created, looked.revision, longer.clone())
             };
             if !self.keys.set(owner, &key, renewed) {
                 return Ok(LeaseStatus::NotHeld);
@@ -324,12 +323,12 @@ mod tests {
         let now = Instant::from_nanos(1);
         let renewed = |at: usize, leases: &[i64]| {
             let known = |id: &i64| OwnerKey {
-                created: 7,
-                seen: 7,
-                lease: Arc::new(PoolLease::granted(*id, Duration::from_secs(5), now)),
                 place: KeyPlace::Granted,
-                fence: None,
-                watch: None,
+                ..OwnerKey::new(
+                    7,
+                    7,
+                    Arc::new(PoolLease::granted(*id, Duration::from_secs(5), now)),
+                )
             };
             let key = |id: &i64| (Key::from(format!("order:{id}")), known(id));
             let keys: Vec<_> = leases.iter().map(key).collect();
