@@ -378,9 +378,20 @@ impl EtcdServer {
     /// If it fails.
     #[track_caller]
     pub fn set_password(&self, user: &str, password: &str) {
+        assert!(self.try_set_password(user, password), "{}", self.log());
+    }
+
+    /// As [`set_password`](Self::set_password). Returns whether the member has answered in time. Otherwise it changes the password
+    /// later.
+    ///
+    /// # Panics
+    ///
+    /// When there is no etcdctl.
+    #[track_caller]
+    pub fn try_set_password(&self, user: &str, password: &str) -> bool {
         let mut command = self.etcdctl_command();
-        let user = ["--user=root:root", "--command-timeout=60s", "user", "passwd", user];
-        command.args(user).arg("--interactive=false");
+        let change = ["--user=root:root", "--command-timeout=60s", "user", "passwd", user];
+        command.args(change).arg("--interactive=false");
         let mut changing = command
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -389,7 +400,7 @@ impl EtcdServer {
         let mut input = changing.stdin.take().expect("a pipe");
         writeln!(input, "{password}").expect("etcdctl reads the password");
         drop(input);
-        assert!(changing.wait().expect("etcdctl ends").success());
+        changing.wait().expect("etcdctl ends").success()
     }
 
     fn etcdctl_command(&self) -> Command {

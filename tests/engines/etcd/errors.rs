@@ -144,9 +144,10 @@ async fn a_login_may_take_longer_than_the_first_requests_to_a_member() {
     let is_another = async || proxy.connections() > connections;
     eventually_async(DEADLINE, "another connection, which takes no time", is_another).await;
     eventually_async(DEADLINE, "it serves", serves).await;
-    server.set_password("worker", CANARY);
+    // On a busy machine, the member gives up its answer and changes the password nevertheless.
+    server.try_set_password("worker", CANARY);
     let logins = server.logins();
-    eventually_async(DEADLINE, "it logs in", serves).await;
+    eventually_async(2 * DEADLINE, "it logs in", serves).await;
     // The pool may have logged in before the administrator's command has ended.
     assert!(server.logins() <= logins + 1, "{} after {logins}", server.logins());
     guard.release().await.unwrap();

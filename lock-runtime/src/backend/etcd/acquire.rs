@@ -275,7 +275,8 @@ impl EtcdLocks {
             is_contended |= look.has_successor;
             fenced = look.fenced.max(fenced);
             predecessor = look.predecessor.or(predecessor);
-            found.push((key.clone(), OwnerKey { seen: looked.revision, ..own }));
+            let has_fence_key = own.has_fence_key || look.fenced > 0;
+            found.push((key.clone(), OwnerKey { seen: looked.revision, has_fence_key, ..own }));
         }
         let Some(predecessor) = predecessor else {
             let answer = looked.answer;

@@ -40,7 +40,7 @@ impl EtcdLocks {
             let watch = own.watch.filter(|_| own.is_granted());
             let fence = fence.or(own.fence);
             let is_written = fence.is_some_and(|fence| fence != own.created);
-            let has_fence_key = own.has_fence_key || fenced > 0 || is_written;
+            let has_fence_key = own.has_fence_key || is_written;
             let place = KeyPlace::Granted;
             let own = OwnerKey { place, fence, has_fence_key, watch, ..own };
             if !self.keys.set(owner, &key, own) {
@@ -68,8 +68,7 @@ impl EtcdLocks {
         it: &Acquiring<'_>,
         keys: &mut [(Key, OwnerKey)],
     ) -> Result<bool, BackendError> {
-        let is_short =
-            |own: &OwnerKey| own.lease.length < it.lease.length || !own.lease.takes_signs();
+        let is_short = |own: &OwnerKey| !own.lease.lasts_like(&it.lease);
         let short = keys.iter().filter(|(_, own)| is_short(own));
         let short: Vec<_> = short.map(|(key, own)| (key.clone(), own.created)).collect();
         if short.is_empty() {

@@ -15,7 +15,7 @@ use crate::backend::etcd::member::{Member, OpenCall};
 use crate::backend::etcd::member_task::MemberLink;
 use crate::backend::etcd::open_signs::{OpenSigns, SignOutcome, SignReply, StreamVerdict};
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
-use crate::backend::etcd::server_error::{CallStatus, closed, connection_lost};
+use crate::backend::etcd::server_error::{CallStatus, closed, connection_lost, lease_denied};
 use crate::base::clock::{Clock, Instant};
 
 /// The most requests for signs that are taken over together.
@@ -110,6 +110,12 @@ impl SignStream {
         now: Instant,
         open: &mut OpenSigns<OpenCall>,
     ) -> Result<(), CallFailure> {
+        if !lease.takes_signs() {
+            for reply in replies {
+                let _ = reply.send(Err(lease_denied()));
+            }
+            return Ok(());
+        }
         let id = lease.id;
         if open.add(lease, replies, now, || self.member.open_call()) {
             self.sender.send(&lease::of_lease(id))?;
@@ -247,13 +253,9 @@ impl KeepAliveTask {
         open: &mut OpenSigns<OpenCall>,
         status: CallStatus,
     ) -> Result<(), CallFailure> {
-        let denied = self.leases.deny_refused(member).await;
-        if denied.is_empty() {
-            return Err(CallFailure::Refused(status));
-        }
-        let error = status.into_error();
-        denied.iter().for_each(|lease| open.refuse(lease, &error));
-        Ok(())
+        self.leases.deny_refused(member).await;
+        // Some may have been denied before their signs were sent.
+        if open.refuse_denied() { Ok(()) } else { Err(CallFailure::Refused(status)) }
     }
 }
 

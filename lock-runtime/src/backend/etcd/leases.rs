@@ -115,6 +115,11 @@ impl PoolLease {
         self.is_before(LeaseUse::Denied)
     }
 
+    /// Whether a key under this lease stays as long as one under `other`.
+    pub(crate) fn lasts_like(&self, other: &Self) -> bool {
+        self.takes_signs() && self.length >= other.length
+    }
+
     fn is_before(&self, state: LeaseUse) -> bool {
         self.state.load(Ordering::SeqCst) < state as u8
     }
@@ -192,11 +197,12 @@ impl LeaseClass {
 
     fn add(&self, lease: Arc<PoolLease>) {
         let mut leases = self.leases();
-        leases.retain(|lease| lease.is_current());
+        leases.retain(|lease| lease.is_before(LeaseUse::Over));
         leases.push(lease);
     }
 
-    /// Leases without keys run out, except for the first one that takes keys.
+    /// Leases without keys run out, except for the first one that takes keys. Until then, a new connection takes them away from
+    /// the former one.
     fn abandon_unused(&self, now: Instant) {
         let mut has_open = false;
         self.leases().retain(|lease| {
@@ -207,7 +213,7 @@ impl LeaseClass {
             if is_unused && !is_first {
                 lease.abandon();
             }
-            lease.is_current()
+            lease.is_current() || (lease.is_before(LeaseUse::Over) && !lease.has_run_out(now))
         });
     }
 
@@ -343,12 +349,24 @@ impl Leases {
     /// (<https://github.com/etcd-io/etcd/pull/21677>), and the user may have lost those on one of them. Later versions check signs of
     /// life as well. Then it takes no further keys.
     pub(crate) async fn close_if_denied(&self, member: &Arc<Member>, lease: &PoolLease) -> bool {
-        let given = self.give_to(member, lease).await;
-        let is_denied = given.is_err_and(|error| is_denied(&error));
-        if is_denied {
-            lease.close();
+        let (key, value) = (self.names.of_lease(lease.id), number_text(member));
+        // Rights are checked in any case. A late request of this kind changes nothing that a later connection has written.
+        let put = Transaction {
+            conditions: vec![self.belongs_to(member, lease)],
+            success: vec![KeyOperation::Put { key, value, lease: lease.id }],
+            failure: Vec::new(),
+        };
+        match member.transact(&put).await {
+            Err(TransactionFailure::Other(error)) if is_denied(&error) => {
+                lease.close();
+                true
+            }
+            Err(TransactionFailure::WithoutLease) => {
+                self.end(lease);
+                false
+            }
+            Ok(_) | Err(TransactionFailure::Other(_)) => false,
         }
-        is_denied
     }
 
     pub(crate) fn is_of(member: &Member, seen: Option<&KeyValue>) -> bool {
@@ -367,9 +385,12 @@ impl Leases {
     ) -> Result<(), BackendError> {
         // All at the same time: the first answers of a connection have a time limit, whatever the round trip.
         let mut giving = JoinSet::new();
-        for lease in self.all() {
+        for lease in self.all_before_their_end() {
             let (leases, member) = (self.clone(), member.clone());
             giving.spawn(async move {
+                if !lease.is_current() {
+                    return leases.take_away(&member, &[lease]).await;
+                }
                 match leases.give_to(&member, &lease).await {
                     // Its locks are kept.
                     Err(error) if is_denied(&error) => {
@@ -391,7 +412,7 @@ impl Leases {
         }
         if has_no_space {
             // Signs of life are taken, so held locks are kept.
-            return self.take_away(member, &self.all()).await;
+            return self.take_away(member, &self.all_before_their_end()).await;
         }
         self.read_own(member).await
     }
@@ -434,9 +455,15 @@ impl Leases {
 
     /// All leases with keys that count.
     pub(crate) fn all(&self) -> Vec<Arc<PoolLease>> {
+        let mut all = self.all_before_their_end();
+        all.retain(|lease| lease.is_current());
+        all
+    }
+
+    fn all_before_their_end(&self) -> Vec<Arc<PoolLease>> {
         let mut all = Vec::new();
         for class in self.classes().iter() {
-            all.extend(class.leases().iter().filter(|lease| lease.is_current()).cloned());
+            all.extend(class.leases().iter().filter(|it| it.is_before(LeaseUse::Over)).cloned());
         }
         all
     }
@@ -447,21 +474,18 @@ impl Leases {
         self.classes().iter().for_each(|class| class.abandon_unused(now));
     }
 
-    /// The leases that the members refuse. They get no more signs of life.
-    pub(crate) async fn deny_refused(
-        self: &Arc<Self>,
-        member: &Arc<Member>,
-    ) -> Vec<Arc<PoolLease>> {
+    /// The leases that the members refuse get no more signs of life.
+    pub(crate) async fn deny_refused(self: &Arc<Self>, member: &Arc<Member>) {
         let mut checking = JoinSet::new();
         for lease in self.all().into_iter().filter(|lease| lease.takes_signs()) {
             let (leases, member) = (self.clone(), member.clone());
             checking.spawn(async move {
-                leases.close_if_denied(&member, &lease).await.then_some(lease)
+                if leases.close_if_denied(&member, &lease).await {
+                    lease.deny();
+                }
             });
         }
-        let denied: Vec<_> = checking.join_all().await.into_iter().flatten().collect();
-        denied.iter().for_each(|lease| lease.deny());
-        denied
+        checking.join_all().await;
     }
 
     pub(crate) fn find(&self, id: i64) -> Option<Arc<PoolLease>> {
@@ -549,8 +573,11 @@ mod tests {
         class.abandon_unused(at(2));
         assert_eq!(ids(), [1, 2, 3], "they were used a moment ago");
         let key = class.open(2).filter(|lease| lease.id == 2).expect("it has room");
+        class.abandon_unused(at(30));
+        assert_eq!(ids(), [1, 2, 3], "a former connection may put keys under the last one");
+        assert!(!class.leases()[2].is_current());
         class.abandon_unused(at(60));
-        assert_eq!(ids(), [1, 2]);
+        assert_eq!(ids(), [1, 2], "it has run out");
         drop((keys, key));
         class.open(2).unwrap().close();
         class.abandon_unused(at(60));

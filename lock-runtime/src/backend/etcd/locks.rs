@@ -16,7 +16,7 @@ use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, KeySearch, SearchOrder, Transaction, TransactionAnswer,
 };
-use crate::backend::etcd::server_error::{closed, is_denied, malformed, unanswered};
+use crate::backend::etcd::server_error::{closed, is_denied, lease_denied, malformed, unanswered};
 use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
@@ -263,9 +263,10 @@ impl EtcdLocks {
             failure: vec![KeyOperation::Get { key: self.keys.names.of_lease(lease.id) }],
         };
         let moved = self.transact(member, &moving).await.map_err(BackendError::from);
-        if moved.as_ref().is_err_and(is_denied) {
+        if moved.as_ref().is_err_and(is_denied) && self.leases.close_if_denied(member, lease).await
+        {
             // The next attempt has another lease.
-            self.leases.close_if_denied(member, lease).await;
+            return Err(lease_denied());
         }
         let (answer, _) = moved?;
         if !answer.is_met {

@@ -258,7 +258,8 @@ impl Member {
     ) -> Result<TransactionAnswer, BackendError> {
         let reason = self.ended.borrow().clone();
         match reason {
-            Some(error) => Err(error.before_sending()),
+            // Whatever the reason is, the deletion was not refused.
+            Some(error) => Err(connection_lost(&self.name, error.message()).before_sending()),
             None => self.transact(deletion).await.map_err(BackendError::from),
         }
     }

@@ -3,15 +3,16 @@
 //! A login costs a member tens of milliseconds of a processor, also if nothing waits for its answer any longer. After a restart of the
 //! cluster, all pools log in at the same time. So:
 //!
-//! 1. The token of a login is kept for the next connection. All members know it.
-//! 2. A login is sent only after a read to which a majority has answered, and then it has time.
+//! 1. The token of a login is kept for the next connection. All members know it, for five minutes after its last use at each of them by
+//!    default.
+//! 2. A login is sent only after a read to which a majority has answered. Then it has time, as long as the member answers further reads.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::backend::coordination::first_server::OpenFailure;
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient, GrpcDriver};
@@ -77,7 +78,7 @@ pub(crate) struct ServingMember {
 }
 
 /// A connection, and the login for it.
-struct Connected {
+struct DialedMember {
     login: Option<EtcdLogin>,
     grpc: GrpcClient,
     driver: PolledDriver,
@@ -100,17 +101,22 @@ impl MemberOpener {
         let name = self.dialer.members.name(member);
         let slow = |_| OpenFailure::from(too_slow(&name, limits.attempt));
         let connecting = timeout(limits.attempt, self.connect(member, &name));
-        let Connected { login, mut grpc, mut driver } = connecting.await.map_err(slow)??;
+        let DialedMember { login, mut grpc, mut driver } = connecting.await.map_err(slow)??;
         let opening = async {
             let (mut state, mut logged_in) = (MemberLogin::Missing, Duration::ZERO);
             if let Some(login) = login {
                 let trying = self.try_known_token(&name, &mut grpc, &login);
                 state = timeout(left_of(limits.attempt), trying).await.map_err(slow)??;
                 if state == MemberLogin::Missing {
-                    let asked = self.clock.now();
-                    let logging_in = self.log_in(&name, &mut grpc, login);
+                    let (asked, reads) = (self.clock.now(), grpc.clone());
                     let limit = left_of(limits.attempt).saturating_add(limits.login);
-                    state = timeout(limit, logging_in).await.map_err(slow)??;
+                    let logging_in = timeout(limit, self.log_in(&name, &mut grpc, login));
+                    state = tokio::select! {
+                        state = logging_in => state.map_err(slow)??,
+                        () = self.until_silent(&reads) => {
+                            return Err(unreachable(&name, "it does not answer").into());
+                        }
+                    };
                     logged_in = self.clock.now().since(asked);
                 }
             }
@@ -127,14 +133,14 @@ impl MemberOpener {
         Ok(ServingMember { member, driver, took })
     }
 
-    async fn connect(&self, member: usize, name: &str) -> Result<Connected, OpenFailure> {
+    async fn connect(&self, member: usize, name: &str) -> Result<DialedMember, OpenFailure> {
         let login = self.dialer.login().await?;
         let stream = self.dialer.members.connect(member).await;
         let stream = stream.map_err(|error| unreachable(name, &error.to_string()))?;
         let is_encrypted = self.dialer.cluster.tls.is_some();
         let opened = GrpcClient::open(stream, name, is_encrypted).await;
         let (grpc, driver) = opened.map_err(|error| unreachable(name, &why(&error)))?;
-        Ok(Connected { login, grpc, driver: Box::pin(drive(driver)) })
+        Ok(DialedMember { login, grpc, driver: Box::pin(drive(driver)) })
     }
 
     /// Reads with the token of an earlier connection, or without one if there is none. `Missing` if a login has to follow. The member
@@ -190,6 +196,20 @@ impl MemberOpener {
                 Ok(MemberLogin::Unwanted)
             }
             Err(failure) => Err(of_member(before_service(name, failure))),
+        }
+    }
+
+    /// Ends when a read has no answer for a while. Meanwhile a login may take the processors of the member.
+    async fn until_silent(&self, grpc: &GrpcClient) {
+        const EVERY: Duration = Duration::from_secs(1);
+        const LONGEST: Duration = Duration::from_secs(5);
+        let read = self.leases.own_read().encoded();
+        loop {
+            sleep(EVERY).await;
+            // A refusal is an answer.
+            if timeout(LONGEST, grpc.call("/etcdserverpb.KV/Txn", &read)).await.is_err() {
+                return;
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use crate::backend::BackendError;
 use crate::backend::etcd::leases::{LifeSign, PoolLease};
 use crate::backend::etcd::protocol::lease::LeaseAnswer;
 use crate::backend::etcd::protocol::protobuf::MalformedMessage;
-use crate::backend::etcd::server_error::lease_ended;
+use crate::backend::etcd::server_error::{lease_denied, lease_ended};
 use crate::base::clock::Instant;
 
 /// The shortest time without an answer after which another stream is opened.
@@ -120,11 +120,15 @@ impl<C> OpenSigns<C> {
         Ok(if next.is_empty() { SignOutcome::Taken } else { SignOutcome::Wanted(lease, next) })
     }
 
-    /// The members take no signs for this lease.
-    pub(crate) fn refuse(&mut self, lease: &PoolLease, error: &BackendError) {
-        if let Some(open) = self.by_lease.remove(&lease.id) {
-            tell(open.replies.into_iter().chain(open.next), &Err(error.clone()));
+    /// Forgets the signs for leases that take none any longer. Returns whether there were any.
+    pub(crate) fn refuse_denied(&mut self) -> bool {
+        let denied = self.by_lease.extract_if(|_, open| !open.lease.takes_signs());
+        let mut has_denied = false;
+        for (_, open) in denied {
+            has_denied = true;
+            tell(open.replies.into_iter().chain(open.next), &Err(lease_denied()));
         }
+        has_denied
     }
 
     pub(crate) fn verdict(&self, now: Instant) -> StreamVerdict {
@@ -178,6 +182,7 @@ fn tell(replies: impl IntoIterator<Item = SignReply>, outcome: &Result<LifeSign,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::FailureKind;
     use crate::backend::etcd::protocol::key_value::AnswerOrigin;
 
     const LIMIT: Duration = Duration::from_secs(1);
@@ -236,8 +241,10 @@ mod tests {
         let (reply, mut refused) = oneshot::channel();
         signs.add(leases[0].clone(), vec![reply], at(10), || ());
         signs.add(leases[1].clone(), Vec::new(), at(10), || ());
-        signs.refuse(&leases[0], &lease_ended());
-        assert!(refused.try_recv().unwrap().is_err());
+        assert!(!signs.refuse_denied());
+        leases[0].deny();
+        assert!(signs.refuse_denied());
+        assert_eq!(refused.try_recv().unwrap().unwrap_err().kind(), FailureKind::NotApplied);
         assert_eq!(signs.begin_anew(at(20)), [2]);
     }
 

@@ -211,10 +211,11 @@ impl EtcdLocks {
             let known = self.keys.known(owner, lock).filter(|known| known.created == found.created);
             let known = known.or_else(|| self.adopted(found, looked.revision));
             match known {
-                Some(known) if known.lease.length >= lease.length => kept.push((lock, known)),
+                Some(known) if known.lease.lasts_like(&lease) => kept.push((lock, known)),
                 _ => {
                     short.push((lock.clone(), found.created));
-                    let moved = OwnerKey::new(found.created, looked.revision, lease.clone());
+                    let new = OwnerKey::new(found.created, looked.revision, lease.clone());
+                    let moved = OwnerKey { has_fence_key: look.fenced > 0, ..new };
                     kept.push((lock, moved));
                 }
             }

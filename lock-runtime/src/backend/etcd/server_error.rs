@@ -288,6 +288,14 @@ pub(crate) fn lease_ended() -> BackendError {
         .remedy("it is made again automatically")
 }
 
+/// The user lacks the right to a key of the lease.
+#[cold]
+pub(crate) fn lease_denied() -> BackendError {
+    let message = "etcd refuses the pool's lease, which has a key that the user has no right to";
+    BackendError::new(FailureKind::NotApplied, message)
+        .remedy("grant the user's role the path of the URL; other locks move to another lease")
+}
+
 /// There is no answer in time.
 #[cold]
 pub(crate) fn unanswered() -> BackendError {

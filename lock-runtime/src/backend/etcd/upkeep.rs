@@ -20,6 +20,9 @@ use crate::backend::etcd::server_error::is_denied;
 use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::key::Key;
 
+/// The longest time after which a deletion that was refused is repeated.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
 /// When a look without an answer is repeated.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -147,19 +150,24 @@ impl EtcdLocks {
             return;
         }
         let ended = match self.link.member().await {
-            Ok(member) => self.free(&member, &turn, &locks).await,
-            Err(error) => Err(error),
+            Ok(member) => self.free(&member, &turn, &locks).await.map_err(|error| error.kind()),
+            // Nothing was sent.
+            Err(_) => Err(FailureKind::NotApplied),
         };
-        let Err(error) = ended else { return };
-        if error.kind() == FailureKind::Rejected {
-            self.leave_to_lease(&owner);
-        }
-        self.keys.owners.end_at(&owner, self.now() + DELETE_AGAIN, false);
+        let pause = match ended {
+            Ok(_) => return,
+            Err(FailureKind::Rejected) => self.leave_to_lease(&owner),
+            Err(_) => DELETE_AGAIN,
+        };
+        self.keys.owners.end_at(&owner, self.now() + pause, false);
     }
 
-    /// The deletion of what an owner has left was refused. It ends with its lease, once no held key needs that lease.
-    fn leave_to_lease(&self, owner: &Owner) {
+    /// The deletion of what an owner has left was refused. It ends with its lease, once no held key needs that lease. Returns when
+    /// to try again.
+    fn leave_to_lease(&self, owner: &Owner) -> Duration {
+        let mut pause = DELETE_AGAIN;
         for lease in self.keys.mark_refused(owner) {
+            pause = pause.max(lease.length / 4).min(LONGEST_PAUSE);
             lease.close();
             if !self.keys.needs(&lease) {
                 lease.abandon();
@@ -168,5 +176,6 @@ impl EtcdLocks {
                 self.leases.end(&lease);
             }
         }
+        pause
     }
 }
