@@ -65,6 +65,12 @@ pub(crate) async fn connect(
     if let Some(error) = setting_of_the_pool(rest) {
         return Err(error);
     }
+    // The nodes of a quorum may have parameters of their own.
+    if scheme != "redlock"
+        && let Some(error) = repeated_parameter(rest)
+    {
+        return Err(error);
+    }
     // A quorum has URLs of its own for its nodes.
     let has_sentinels = scheme.ends_with("+sentinel") || scheme == "redlock";
     if config.sentinel_credentials.is_some() && !has_sentinels {
@@ -133,6 +139,17 @@ fn setting_of_the_pool(rest: &str) -> Option<LockError> {
     }))
 }
 
+/// The error for a URL that has a parameter twice: each reader would take another one of them.
+fn repeated_parameter(rest: &str) -> Option<LockError> {
+    // With an `@`, it may be a part of a password.
+    let (_, query) = rest.split_once('?').filter(|(_, query)| !query.contains('@'))?;
+    let names: Vec<_> = query.split('&').filter_map(|pair| pair.split('=').next()).collect();
+    let is_repeated = |(at, name): &(usize, &&str)| !name.is_empty() && names[..*at].contains(name);
+    let (_, name) = names.iter().enumerate().find(is_repeated)?;
+    let cause = format!("the URL has the parameter `{name}` twice");
+    Some(LockError::new(ErrorKind::Config, cause).remedy("write it once"))
+}
+
 /// Whether the scheme is one of Redis or Valkey.
 fn is_of_redis(scheme: &str) -> bool {
     let (server, rest) = scheme.split_once('+').unwrap_or((scheme, ""));
@@ -170,6 +187,16 @@ fn unknown(scheme: &str) -> LockError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_parameter_that_a_url_has_twice_is_named() {
+        let repeated = |rest| repeated_parameter(rest).map(|error| error.to_string());
+        let error = repeated("host:6379?db=3&scripts=off&db=4").unwrap();
+        assert!(error.contains("`db` twice; write it once"), "{error}");
+        for rest in ["host", "host?", "host?a&&b", "host?db=3&cadb=3", "u:p?x@y?x@host"] {
+            assert_eq!(repeated(rest), None, "{rest}");
+        }
+    }
 
     #[test]
     fn a_setting_of_the_pool_in_a_url_is_named() {

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use lock_runtime::{LockPool, PoolBuilder};
@@ -105,7 +106,7 @@ pub(crate) struct BenchArgs {
     #[arg(id = "store", value_name = "URL")]
     pub(crate) url: Option<String>,
     /// How many tasks lock at the same time
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) tasks: usize,
     /// How long each of the three parts takes
     #[arg(long, default_value = "2s", value_parser = duration)]

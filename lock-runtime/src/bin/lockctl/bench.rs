@@ -45,7 +45,7 @@ pub(crate) async fn run(
 ) -> Result<End, Failure> {
     // A bench that is killed leaves its keys for one ttl.
     let ttl = store.request_timeout().saturating_mul(4).clamp(SHORTEST_TTL, LONGEST_TTL);
-    let builder = store.builder()?.ttl(ttl).max_waiters(args.tasks.max(1));
+    let builder = store.builder()?.ttl(ttl).max_waiters(args.tasks);
     let pool = &builder.connect().await?;
     let key = unused_key("bench");
     let parts = [
