@@ -3,6 +3,7 @@
 use lock_runtime::{Credentials, ErrorKind, LockPool};
 use lock_tests::expected_error::{CANARY, says};
 use lock_tests::prelude::*;
+use lock_tests::proxy::Direction;
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::{EtcdServer, FaultProxy, RedisServer, eventually_async};
 use serde_json::json;
@@ -133,7 +134,8 @@ async fn a_login_may_take_longer_than_the_first_requests_to_a_member() {
     enable_logins(&server);
     let proxy = FaultProxy::to_port(server.port());
     let addresses = vec![format!("127.0.0.1:{}", proxy.port()); 3].join(",");
-    let pool = patient(format!("etcd://worker:{CANARY}@{addresses}/locks"), ms(60_000)).await;
+    let pool = patient(format!("etcd://worker:{CANARY}@{addresses}/locks"), ms(600_000)).await;
+    // With this ttl it is not renewed meanwhile.
     let guard = pool.lock("order:1").acquire().await.unwrap();
     // From now on a login takes a processor two seconds, as long as dozens of cheaper ones.
     server.restart_with("bcrypt-cost", 15);
@@ -150,6 +152,32 @@ async fn a_login_may_take_longer_than_the_first_requests_to_a_member() {
     eventually_async(2 * DEADLINE, "it logs in", serves).await;
     // The pool may have logged in before the administrator's command has ended.
     assert!(server.logins() <= logins + 1, "{} after {logins}", server.logins());
+    guard.release().await.unwrap();
+}
+
+/// The member freezes after it has received the login.
+#[tokio::test]
+async fn a_login_is_given_up_when_the_member_answers_nothing_else() {
+    let server = with_cheap_logins();
+    enable_logins(&server);
+    let proxies = [FaultProxy::to_port(server.port()), FaultProxy::to_port(server.port())];
+    let [one, other] = [0, 1].map(|at| format!("127.0.0.1:{}", proxies[at].port()));
+    let pool = patient(format!("etcd://worker:{CANARY}@{one},{other}/locks"), ms(600_000)).await;
+    // With this ttl it is not renewed meanwhile.
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let serves = async || guard.verify().await.is_ok();
+    server.restart_with("bcrypt-cost", 15);
+    eventually_async(DEADLINE, "it serves after the restart", serves).await;
+    server.try_set_password("worker", CANARY);
+    let logins = server.logins();
+    let asking = tokio::spawn(async move { drop(pool.lock("order:2").try_acquire().await) });
+    // It takes two seconds.
+    eventually_async(DEADLINE, "the login", async || server.logins() > logins).await;
+    let asked = proxies.iter().find(|proxy| proxy.open_connections() > 0).expect("a connection");
+    asked.hold(Direction::ToServer);
+    asked.hold(Direction::ToClient);
+    eventually_async(DEADLINE, "it logs in at the other member", serves).await;
+    asking.await.unwrap();
     guard.release().await.unwrap();
 }
 
