@@ -371,6 +371,31 @@ impl EtcdServer {
         text
     }
 
+    /// Switches logins on, with the users `root`, whose password is `root`, and `worker`. The latter has the rights on all keys from
+    /// the first name to before the second one of each range.
+    ///
+    /// # Panics
+    ///
+    /// With the answer, if it is an error.
+    #[track_caller]
+    pub fn enable_logins(&self, password: &str, ranges: &[(String, String)]) {
+        for (path, body) in [
+            ("auth/user/add", json!({ "name": "root", "password": "root" })),
+            ("auth/user/add", json!({ "name": "worker", "password": password })),
+            ("auth/user/grant", json!({ "user": "root", "role": "root" })),
+            ("auth/role/add", json!({ "name": "locks" })),
+            ("auth/user/grant", json!({ "user": "worker", "role": "locks" })),
+        ] {
+            self.post(path, &body);
+        }
+        for (from, to) in ranges {
+            let (key, range_end) = (base64(from.as_bytes()), base64(to.as_bytes()));
+            let perm = json!({ "permType": "READWRITE", "key": key, "range_end": range_end });
+            self.post("auth/role/grant", &json!({ "name": "locks", "perm": perm }));
+        }
+        self.post("auth/enable", &json!({}));
+    }
+
     /// Sets the password of a user, by root with the password `root`. All tokens of the user end with that.
     ///
     /// # Panics

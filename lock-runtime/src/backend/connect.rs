@@ -124,12 +124,15 @@ const POOL_SETTINGS: [(&str, &str, Option<&str>); 18] = [
     ("connection_per_runtime", "connection_per_runtime", None),
 ];
 
+fn parameter_names(query: &str) -> impl Iterator<Item = &str> {
+    query.split('&').filter_map(|pair| pair.split('=').next())
+}
+
 /// The error for a URL that has a setting of the pool among its parameters.
 fn setting_of_the_pool(rest: &str) -> Option<LockError> {
     let (_, query) = rest.split_once('?')?;
-    let names = query.split('&').filter_map(|pair| pair.split('=').next());
     let known = |name: &str| POOL_SETTINGS.iter().find(|(known, ..)| *known == name);
-    let (name, method, variable) = names.into_iter().find_map(known)?;
+    let (name, method, variable) = parameter_names(query).find_map(known)?;
     let cause = format!("`{name}` is a setting of the pool, not a parameter of its URL");
     let by_code = format!("call `PoolBuilder::{method}`");
     let error = LockError::new(ErrorKind::Config, cause);
@@ -143,7 +146,7 @@ fn setting_of_the_pool(rest: &str) -> Option<LockError> {
 fn repeated_parameter(rest: &str) -> Option<LockError> {
     // With an `@`, it may be a part of a password.
     let (_, query) = rest.split_once('?').filter(|(_, query)| !query.contains('@'))?;
-    let names: Vec<_> = query.split('&').filter_map(|pair| pair.split('=').next()).collect();
+    let names: Vec<_> = parameter_names(query).collect();
     let is_repeated = |(at, name): &(usize, &&str)| !name.is_empty() && names[..*at].contains(name);
     let (_, name) = names.iter().enumerate().find(is_repeated)?;
     let cause = format!("the URL has the parameter `{name}` twice");

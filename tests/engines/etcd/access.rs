@@ -1,11 +1,9 @@
 //! Rights that change while locks are held.
 
 use lock_runtime::{ErrorKind, LockPool};
-use lock_tests::etcd::base64;
 use lock_tests::expected_error::CANARY;
 use lock_tests::prelude::*;
 use lock_tests::{EtcdServer, eventually_async, versions};
-use serde_json::json;
 
 /// A member where `worker` has the rights on all locks that begin with one of `prefixes`.
 fn with_rights(program: Option<&str>, prefixes: &[&str]) -> Option<EtcdServer> {
@@ -14,22 +12,8 @@ fn with_rights(program: Option<&str>, prefixes: &[&str]) -> Option<EtcdServer> {
         builder = builder.program(versions::of_store(program)?.join("etcd"));
     }
     let server = builder.start();
-    for (path, body) in [
-        ("auth/user/add", json!({ "name": "root", "password": "root" })),
-        ("auth/user/add", json!({ "name": "worker", "password": CANARY })),
-        ("auth/user/grant", json!({ "user": "root", "role": "root" })),
-        ("auth/role/add", json!({ "name": "locks" })),
-        ("auth/user/grant", json!({ "user": "worker", "role": "locks" })),
-    ] {
-        server.post(path, &body);
-    }
-    for prefix in prefixes.iter().chain(&["%"]) {
-        let (from, to) = range(prefix);
-        let (key, range_end) = (base64(from.as_bytes()), base64(to.as_bytes()));
-        let perm = json!({ "permType": "READWRITE", "key": key, "range_end": range_end });
-        server.post("auth/role/grant", &json!({ "name": "locks", "perm": perm }));
-    }
-    server.post("auth/enable", &json!({}));
+    let ranges: Vec<_> = prefixes.iter().chain(&["%"]).map(|prefix| range(prefix)).collect();
+    server.enable_logins(CANARY, &ranges);
     Some(server)
 }
 

@@ -159,7 +159,7 @@ async fn a_fence_beside_a_queue_is_deleted_with_the_last_key_of_the_queue() {
                 assert!(fence > last, "{fence:?} after {last:?}");
                 last = fence;
                 guard.release().await.unwrap();
-                // One key alone, whose owner queues between the others.
+                // A request for one key queues between those for both.
                 pool.lock("stock:1").acquire().await.unwrap().release().await.unwrap();
             }
         });

@@ -15,21 +15,7 @@ fn with_cheap_logins() -> EtcdServer {
 
 /// A user `root`, and `worker` with a role for `/locks/` alone.
 fn enable_logins(server: &EtcdServer) {
-    for (path, body) in [
-        ("auth/user/add", json!({ "name": "root", "password": "root" })),
-        ("auth/user/add", json!({ "name": "worker", "password": CANARY })),
-        ("auth/user/grant", json!({ "user": "root", "role": "root" })),
-        ("auth/role/add", json!({ "name": "locks" })),
-        (
-            "auth/role/grant",
-            // From `/locks/` to before `/locks0`.
-            json!({ "name": "locks", "perm": { "permType": "READWRITE", "key": "L2xvY2tzLw==", "range_end": "L2xvY2tzMA==" } }),
-        ),
-        ("auth/user/grant", json!({ "user": "worker", "role": "locks" })),
-        ("auth/enable", json!({})),
-    ] {
-        server.post(path, &body);
-    }
+    server.enable_logins(CANARY, &[("/locks/".to_owned(), "/locks0".to_owned())]);
 }
 
 /// Users with a password, a role for `/locks/` alone, and changes of roles.

@@ -220,7 +220,7 @@ impl KeepAliveTask {
                     }
                     self.leases.abandon_unused();
                     for lease in self.leases.all() {
-                        if lease.takes_signs() && !open.is_open(&lease) && is_due(&lease, now) {
+                        if !open.is_open(&lease) && is_due(&lease, now) {
                             stream.send(lease, Vec::new(), now, open)?;
                         }
                     }

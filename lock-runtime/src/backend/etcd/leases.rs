@@ -25,7 +25,7 @@ use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Transaction};
-use crate::backend::etcd::server_error::{is_denied, is_without_space, lease_ended, unanswered};
+use crate::backend::etcd::server_error::{is_denied, is_without_space, unanswered};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -55,9 +55,9 @@ impl LifeSign {
 }
 
 /// What a lease is good for. It only goes forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy)]
 #[repr(u8)]
-pub(crate) enum LeaseUse {
+enum LeaseUse {
     /// Takes further keys.
     Open,
     /// Keeps the keys that it has.
@@ -303,16 +303,7 @@ impl Leases {
         member: &Arc<Member>,
         lease: &PoolLease,
     ) -> Result<(), BackendError> {
-        let (key, value) = (self.names.of_lease(lease.id), number_text(member));
-        let put = KeyOperation::Put { key, value, lease: lease.id };
-        match member.transact(&Transaction::of(vec![put])).await {
-            Ok(_) => Ok(()),
-            Err(TransactionFailure::WithoutLease) => {
-                self.end(lease);
-                Err(lease_ended())
-            }
-            Err(TransactionFailure::Other(error)) => Err(error),
-        }
+        Ok(self.put_number(member, lease, Vec::new()).await?)
     }
 
     /// Like [`give_to`](Self::give_to), if the key of the lease is still as it was seen. A late request of this kind changes
@@ -325,18 +316,11 @@ impl Leases {
     ) -> Result<(), BackendError> {
         let key = self.names.of_lease(lease.id);
         let condition = match seen {
-            Some(seen) => KeyCondition::Value { key: key.clone(), value: seen.value.clone() },
-            None => KeyCondition::Created { key: key.clone(), revision: 0 },
+            Some(seen) => KeyCondition::Value { key, value: seen.value.clone() },
+            None => KeyCondition::Created { key, revision: 0 },
         };
-        let put = KeyOperation::Put { key, value: number_text(member), lease: lease.id };
-        let repair =
-            Transaction { conditions: vec![condition], success: vec![put], failure: Vec::new() };
-        match member.transact(&repair).await {
-            Ok(_) => Ok(()),
-            Err(TransactionFailure::WithoutLease) => {
-                self.end(lease);
-                Ok(())
-            }
+        match self.put_number(member, lease, vec![condition]).await {
+            Ok(()) | Err(TransactionFailure::WithoutLease) => Ok(()),
             Err(TransactionFailure::Other(error)) if is_denied(&error) => {
                 lease.close();
                 Ok(())
@@ -349,24 +333,32 @@ impl Leases {
     /// (<https://github.com/etcd-io/etcd/pull/21677>), and the user may have lost those on one of them. Later versions check signs of
     /// life as well. Then it takes no further keys.
     pub(crate) async fn close_if_denied(&self, member: &Arc<Member>, lease: &PoolLease) -> bool {
-        let (key, value) = (self.names.of_lease(lease.id), number_text(member));
         // Rights are checked in any case. A late request of this kind changes nothing that a later connection has written.
-        let put = Transaction {
-            conditions: vec![self.belongs_to(member, lease)],
-            success: vec![KeyOperation::Put { key, value, lease: lease.id }],
-            failure: Vec::new(),
-        };
-        match member.transact(&put).await {
+        let condition = self.belongs_to(member, lease);
+        match self.put_number(member, lease, vec![condition]).await {
             Err(TransactionFailure::Other(error)) if is_denied(&error) => {
                 lease.close();
                 true
             }
-            Err(TransactionFailure::WithoutLease) => {
-                self.end(lease);
-                false
-            }
-            Ok(_) | Err(TransactionFailure::Other(_)) => false,
+            Ok(()) | Err(_) => false,
         }
+    }
+
+    /// Puts the number of the connection into the key of the lease, under these conditions.
+    async fn put_number(
+        &self,
+        member: &Arc<Member>,
+        lease: &PoolLease,
+        conditions: Vec<KeyCondition>,
+    ) -> Result<(), TransactionFailure> {
+        let (key, value) = (self.names.of_lease(lease.id), number_text(member));
+        let success = vec![KeyOperation::Put { key, value, lease: lease.id }];
+        let put = Transaction { conditions, success, failure: Vec::new() };
+        let answered = member.transact(&put).await;
+        if matches!(answered, Err(TransactionFailure::WithoutLease)) {
+            self.end(lease);
+        }
+        answered.map(drop)
     }
 
     pub(crate) fn is_of(member: &Member, seen: Option<&KeyValue>) -> bool {

@@ -12,6 +12,7 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::{sleep, timeout};
 
 use crate::backend::coordination::first_server::OpenFailure;
@@ -155,7 +156,7 @@ impl MemberOpener {
         // A login with the header of a token that is no longer valid fails.
         let mut known_grpc = grpc.clone();
         let has_token = known.is_some_and(|known| known_grpc.set_token(&known.token));
-        match known_grpc.call("/etcdserverpb.KV/Txn", &self.leases.own_read().encoded()).await {
+        match self.read(&known_grpc).await {
             Ok(_) if has_token => {
                 *grpc = known_grpc;
                 Ok(MemberLogin::Token)
@@ -203,14 +204,18 @@ impl MemberOpener {
     async fn until_silent(&self, grpc: &GrpcClient) {
         const EVERY: Duration = Duration::from_secs(1);
         const LONGEST: Duration = Duration::from_secs(5);
-        let read = self.leases.own_read().encoded();
         loop {
             sleep(EVERY).await;
             // A refusal is an answer.
-            if timeout(LONGEST, grpc.call("/etcdserverpb.KV/Txn", &read)).await.is_err() {
+            if timeout(LONGEST, self.read(grpc)).await.is_err() {
                 return;
             }
         }
+    }
+
+    /// A read that a majority confirms, or a refusal for want of rights after that.
+    async fn read(&self, grpc: &GrpcClient) -> Result<Bytes, CallFailure> {
+        grpc.call("/etcdserverpb.KV/Txn", &self.leases.own_read().encoded()).await
     }
 
     /// How long the first requests to a member may take. Without its leader, a member takes requests that get no answer, and

@@ -116,6 +116,12 @@ impl LockNodes {
         last
     }
 
+    /// Requests for the queues of `keys`, after one that confirms the session.
+    pub(crate) fn confirmed_reads(&self, keys: &[Key]) -> Vec<NodeOperation> {
+        let reads = keys.iter().map(|key| self.children(key));
+        std::iter::once(self.confirm()).chain(reads).collect()
+    }
+
     /// The queues of `keys`. Not older than this call, and of a session that lives.
     pub(crate) async fn listings(
         &self,
@@ -131,9 +137,7 @@ impl LockNodes {
         session: &LiveSession,
         keys: &[Key],
     ) -> Result<Vec<Result<KeyListing, BackendError>>, BackendError> {
-        let reads = keys.iter().map(|key| self.children(key));
-        let operations = std::iter::once(self.confirm()).chain(reads).collect();
-        let mut answers = session.send(operations).get().await?.into_iter();
+        let mut answers = session.send(self.confirmed_reads(keys)).get().await?.into_iter();
         confirmed(&answers.next().ok_or_else(malformed)?)?;
         Ok(answers.map(KeyListing::read).collect())
     }

@@ -116,9 +116,7 @@ impl LockNodes {
         let unwatched = of.unwatched.iter().take(LISTED_AT_ONCE);
         let keys: Vec<_> = unwatched.map(|unwatched| unwatched.key.clone()).collect();
         let listed = self.list(&keys);
-        let reads = keys.iter().map(|key| self.children(key));
-        let operations = std::iter::once(self.confirm()).chain(reads).collect();
-        AskedNodes { answers: of.session.send(operations), listed }
+        AskedNodes { answers: of.session.send(self.confirmed_reads(&keys)), listed }
     }
 
     async fn renew_session(
@@ -196,7 +194,7 @@ impl LockNodes {
         }
     }
 
-    /// Adds the nodes whose watch has sent its notification since the renewal began. What happened to them after it is unknown.
+    /// Adds the nodes with a watch that was used up since the renewal began: later changes are unknown.
     fn add_notified(&self, of: &mut SessionLeases) {
         let known: HashSet<_> = of.unwatched.iter().map(|it| it.node.path.clone()).collect();
         for (_, lease) in &of.leases {
