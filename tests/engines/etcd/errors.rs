@@ -124,7 +124,7 @@ async fn a_login_may_take_longer_than_the_first_requests_to_a_member() {
     // With this ttl it is not renewed meanwhile.
     let guard = pool.lock("order:1").acquire().await.unwrap();
     // From now on a login takes a processor two seconds, as long as dozens of cheaper ones.
-    server.restart_with("bcrypt-cost", 15);
+    server.restart_with("bcrypt-cost", 14);
     let serves = async || guard.verify().await.is_ok();
     eventually_async(DEADLINE, "it serves after the restart", serves).await;
     let connections = proxy.connections();
@@ -151,19 +151,22 @@ async fn a_login_is_given_up_when_the_member_answers_nothing_else() {
     let pool = patient(format!("etcd://worker:{CANARY}@{one},{other}/locks"), ms(600_000)).await;
     // With this ttl it is not renewed meanwhile.
     let guard = pool.lock("order:1").acquire().await.unwrap();
-    let serves = async || guard.verify().await.is_ok();
-    server.restart_with("bcrypt-cost", 15);
-    eventually_async(DEADLINE, "it serves after the restart", serves).await;
+    for proxy in &proxies {
+        proxy.refuse(true);
+        proxy.cut();
+    }
+    // From now on, a login takes a second.
+    server.restart_with("bcrypt-cost", 14);
     server.try_set_password("worker", CANARY);
+    eventually_async(DEADLINE, "the password is set", async || server.serves()).await;
     let logins = server.logins();
-    let asking = tokio::spawn(async move { drop(pool.lock("order:2").try_acquire().await) });
-    // It takes two seconds.
+    proxies.iter().for_each(|proxy| proxy.refuse(false));
     eventually_async(DEADLINE, "the login", async || server.logins() > logins).await;
     let asked = proxies.iter().find(|proxy| proxy.open_connections() > 0).expect("a connection");
     asked.hold(Direction::ToServer);
     asked.hold(Direction::ToClient);
+    let serves = async || guard.verify().await.is_ok();
     eventually_async(DEADLINE, "it logs in at the other member", serves).await;
-    asking.await.unwrap();
     guard.release().await.unwrap();
 }
 
