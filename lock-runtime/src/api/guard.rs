@@ -50,13 +50,14 @@ impl LockGuard {
     pub(crate) fn pick_up(core: Arc<PoolCore>, lease: HeldLease) -> Result<Self, LockError> {
         // Validity may have ended while this thread was blocked or the machine suspended. No body begins then, so no
         // `min_hold` does either.
-        let offered = lease.lease();
-        let is_lost = !offered.is_held() && (offered.withdraw() || offered.loss().is_some());
+        let (offered, now) = (lease.lease(), core.clock().now());
+        let is_lost = !offered.is_held_at(now) && (offered.withdraw() || offered.loss().is_some());
         if !is_lost && !offered.pick_up() {
             return Err(unclaimed());
         }
+        let is_held = !core.is_inherited() && offered.is_held_at(now);
         let guard = Self { core, hold: Hold::Owned(lease), span: CallSpan::default() };
-        if guard.is_held() { Ok(guard) } else { Err(guard.end_error()) }
+        if is_held { Ok(guard) } else { Err(guard.end_error()) }
     }
 
     /// Another guard of the same lease, which does not end it.

@@ -1,6 +1,6 @@
 //! Pools by name, for annotated functions.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
@@ -14,9 +14,10 @@ use crate::base::process::OfProcess;
 use crate::exec::panic_boundary;
 use crate::lock::shutdown::ShutdownReport;
 
-static POOLS: OfProcess<RwLock<HashMap<String, LockPool>>> = OfProcess::new();
+// There are few, so that comparisons cost less than a hash.
+static POOLS: OfProcess<RwLock<BTreeMap<String, LockPool>>> = OfProcess::new();
 
-fn pools() -> &'static RwLock<HashMap<String, LockPool>> {
+fn pools() -> &'static RwLock<BTreeMap<String, LockPool>> {
     POOLS.get_or_init(RwLock::default)
 }
 

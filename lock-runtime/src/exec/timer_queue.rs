@@ -43,6 +43,16 @@ impl<T> TimerQueue<T> {
         }
     }
 
+    /// Replaces the entry by one of the same moment. Returns the new one if the former is not here.
+    pub(crate) fn replace(&self, at: Instant, id: u64, entry: T) -> Result<(), T> {
+        let mut timers = self.timers();
+        let Some(present) = timers.entries.get_mut(&(at, id)) else { return Err(entry) };
+        let former = std::mem::replace(present, entry);
+        drop(timers);
+        drop(former);
+        Ok(())
+    }
+
     /// Removes the entry, if it is here.
     pub(crate) fn remove(&self, at: Instant, id: u64) {
         let entry = self.timers().entries.remove(&(at, id));

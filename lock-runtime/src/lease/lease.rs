@@ -30,6 +30,22 @@ use crate::lease::phase::Phase;
 use crate::queue::key_queue::Holder;
 use crate::queue::permit::KeyPermit;
 
+/// When the hold of a task begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HoldTimes {
+    /// When the wait began.
+    pub(crate) requested_at: Instant,
+    pub(crate) granted_at: Instant,
+}
+
+impl HoldTimes {
+    /// Of a hold without a wait.
+    pub(crate) fn now(clock: Clock) -> Self {
+        let now = clock.now();
+        Self { requested_at: now, granted_at: now }
+    }
+}
+
 /// A grant of the store, and how long this process treats it as valid.
 ///
 /// Validity ends by the local clock only, at the send time of the last confirmed request plus the ttl less the drift. No
@@ -73,31 +89,33 @@ pub(crate) struct Lease {
     valid_until: AtomicU64,
     /// The latest time at which the store itself forgets the lease.
     stored_until: AtomicU64,
-    /// The position of the lease in the queue of renewals.
+    /// The position of the lease in the queue of renewals, with the number of its timer.
     scheduled_at: AtomicU64,
+    /// One for all leases of a grant: the lease of a hand-off takes the place of the former one.
+    pub(crate) timer: u64,
     state: Mutex<LeaseState>,
     renewed: Notify,
 }
 
 impl Lease {
-    /// A lease of `grant`, number `id` of the pool. The wait for it began at `requested_at`.
+    /// A lease of `grant`, number `id` of the pool.
     pub(crate) fn new(
         id: u64,
         pool: Arc<str>,
         spec: Arc<LockSpec>,
         mut grant: Grant,
-        requested_at: Instant,
+        times: HoldTimes,
         clock: Clock,
     ) -> Self {
         let fences = grant.fences.as_mut().filter(|_| spec.policy.fencing);
         let fence = fences.and_then(Fences::take);
-        Self::with_fence(id, pool, spec, grant, fence, requested_at, clock)
+        Self::with_fence(id, pool, spec, grant, fence, times, clock)
     }
 
     /// A lease of `grant` that no task has: the lock of `former` lingers. It keeps the fences for later holders.
     pub(crate) fn without_holder(id: u64, former: &Self, grant: Grant) -> Self {
         let (pool, spec, clock) = (former.pool.clone(), former.spec.clone(), former.clock);
-        let lease = Self::with_fence(id, pool, spec, grant, None, clock.now(), clock);
+        let lease = Self::with_fence(id, pool, spec, grant, None, HoldTimes::now(clock), clock);
         lease.pick_up();
         Self { has_holder: false, ..lease }
     }
@@ -108,10 +126,9 @@ impl Lease {
         spec: Arc<LockSpec>,
         grant: Grant,
         fence: Option<Fence>,
-        requested_at: Instant,
+        HoldTimes { requested_at, granted_at }: HoldTimes,
         clock: Clock,
     ) -> Self {
-        let granted_at = clock.now();
         let wait_ends = match spec.policy.wait {
             Wait::For(wait) => requested_at + wait,
             Wait::Forever => granted_at,
@@ -145,6 +162,7 @@ impl Lease {
             valid_until: AtomicU64::new(valid_until.as_nanos()),
             stored_until: AtomicU64::new(grant.stored_until.as_nanos()),
             scheduled_at: AtomicU64::new(0),
+            timer: grant.timer.unwrap_or(id),
             state: Mutex::new(LeaseState {
                 phase: Phase::Held,
                 loss: None,
@@ -167,8 +185,7 @@ impl Lease {
     /// changes, and the lease must be released.
     ///
     /// The caller wakes the listeners, because it may have the queue locked now.
-    pub(crate) fn transfer(&self, next: &LockSpec) -> Option<(Grant, Listeners)> {
-        let now = self.clock.now();
+    pub(crate) fn transfer(&self, next: &LockSpec, now: Instant) -> Option<(Grant, Listeners)> {
         let (mine, its) = (&self.spec.policy, &next.policy);
         // `max_hold` limits one holder, and a renewal is sent with one ttl. The store has to know the next `min_hold`
         // before that body begins.
@@ -203,6 +220,7 @@ impl Lease {
             valid_until,
             stored_until: self.stored_until(),
             next_renewal: state.next_renewal,
+            timer: Some(self.timer),
             late_renewals_until: state.late_renewals_until,
             fences: state.fences,
             permit: state.permit.take(),
@@ -246,7 +264,12 @@ impl Lease {
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        self.clock.now() < self.valid_until()
+        self.is_held_at(self.clock.now())
+    }
+
+    /// Whether the lease is valid, at a moment that was read just now.
+    pub(crate) fn is_held_at(&self, now: Instant) -> bool {
+        now < self.valid_until()
     }
 
     /// Whether validity has run out without a transition to lost.
@@ -277,10 +300,6 @@ impl Lease {
 
     pub(crate) fn stored_until(&self) -> Instant {
         Instant::from_nanos(self.stored_until.load(Ordering::Acquire))
-    }
-
-    pub(crate) fn scheduled_at(&self) -> Instant {
-        Instant::from_nanos(self.scheduled_at.load(Ordering::Relaxed))
     }
 
     /// Records the position in the queue of renewals; returns the former one.

@@ -92,10 +92,28 @@ impl RenewalScheduler {
 
     /// Removes `lease`.
     pub(crate) fn cancel(&self, lease: &Lease) {
-        let scheduled_at = lease.scheduled_at();
+        let scheduled_at = lease.schedule_at(UNSCHEDULED);
         if scheduled_at != UNSCHEDULED {
-            self.0.remove(scheduled_at, lease.id);
+            self.0.remove(scheduled_at, lease.timer);
         }
+    }
+
+    /// Schedules the next renewal of `lease`, which has taken over the grant of `former`. It stays where that one was, unless it is
+    /// due earlier.
+    pub(crate) fn transfer(&self, former: &Lease, lease: &Arc<Lease>) {
+        let Some(due) = lease.due() else { return self.cancel(former) };
+        // The number of the timer is that of the next lease from now on.
+        let scheduled_at = former.schedule_at(UNSCHEDULED);
+        if scheduled_at != UNSCHEDULED && scheduled_at <= due {
+            // A lease that is cancelled at this moment is found to be over when it is due.
+            lease.schedule_at(scheduled_at);
+            if self.0.replace(scheduled_at, lease.timer, lease.clone()).is_ok() {
+                return;
+            }
+        } else if scheduled_at != UNSCHEDULED {
+            self.0.remove(scheduled_at, lease.timer);
+        }
+        self.insert(lease, due);
     }
 
     /// Renews `lease` immediately: its key may have been deleted or taken over.
@@ -109,9 +127,9 @@ impl RenewalScheduler {
         // A lease that is cancelled at this moment is found to be over when it is due.
         let scheduled_at = lease.schedule_at(due);
         if scheduled_at != UNSCHEDULED {
-            self.0.remove(scheduled_at, lease.id);
+            self.0.remove(scheduled_at, lease.timer);
         }
-        self.0.insert(due, lease.id, lease.clone());
+        self.0.insert(due, lease.timer, lease.clone());
     }
 
     /// Renews leases when they are due. Runs on the driver for the life of the pool.

@@ -1,11 +1,11 @@
 //! The leases and requests of a pool, and its phase.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use tokio::sync::watch;
 
+use crate::base::id_map::IdMap;
 use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::lease::lease::Lease;
@@ -46,7 +46,7 @@ pub(crate) struct Counts {
 
 #[derive(Debug, Default)]
 struct Tracked {
-    leases: HashMap<u64, Arc<Lease>>,
+    leases: IdMap<Arc<Lease>>,
     /// Acquires and clean-ups that may have a request in flight.
     in_flight: usize,
     /// Ended leases whose release the store confirmed.
@@ -106,9 +106,13 @@ impl LeaseTracker {
         self.tracked().leases.insert(lease.id, lease.clone());
     }
 
-    /// Removes a lease whose grant another lease has taken over.
-    pub(crate) fn remove_transferred(&self, lease: &Lease) {
-        self.tracked().leases.remove(&lease.id);
+    /// Inserts `lease`, which has taken over the grant of `former`, in its place. A shutdown finds one of the two.
+    pub(crate) fn replace(&self, former: &Lease, lease: &Arc<Lease>) {
+        let mut tracked = self.tracked();
+        let removed = tracked.leases.remove(&former.id);
+        tracked.leases.insert(lease.id, lease.clone());
+        drop(tracked);
+        drop(removed);
     }
 
     /// Removes a lease that ended; `confirmed` if the store said so.
@@ -271,15 +275,17 @@ mod tests {
         let leases: Vec<_> = (1..=6).map(lease_with).collect();
         leases.iter().for_each(|lease| tracker.insert(lease));
         assert_eq!(counts(), (0, 0, 6));
-        tracker.remove_transferred(&leases[0]);
-        assert_eq!(counts(), (0, 0, 5));
+        let next = lease_with(7);
+        tracker.replace(&leases[0], &next);
+        assert!(tracker.lease(1).is_none() && tracker.lease(7).is_some());
+        assert_eq!(counts(), (0, 0, 6));
         for lease in &leases[..3] {
             tracker.remove_ended(lease, true);
         }
         tracker.remove_ended(&leases[2], false);
-        assert_eq!(counts(), (2, 0, 3));
+        assert_eq!(counts(), (2, 0, 4));
         leases.iter().for_each(|lease| tracker.remove_ended(lease, false));
-        assert_eq!(counts(), (2, 3, 0));
+        assert_eq!(counts(), (2, 3, 1));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::exec::events;
 use crate::exec::panic_boundary;
 use crate::lease::grant::Grant;
 use crate::lease::held_lease::HeldLease;
-use crate::lease::lease::Lease;
+use crate::lease::lease::{HoldTimes, Lease};
 use crate::lock::core::PoolCore;
 use crate::lock::waiter::LeaseReply;
 use crate::queue::key_queue::Contention;
@@ -24,16 +24,43 @@ pub(crate) fn lease(
     contention: Contention,
 ) -> HeldLease {
     let id = core.tracker.next_id();
-    let pool = core.name().clone();
-    let lease = Arc::new(Lease::new(id, pool, spec, grant, requested_at, core.clock()));
-    // Before the driver can find the lease lost and count its end.
-    events::acquired(lease.origin(), lease.fence, lease.waited());
+    let times = HoldTimes { requested_at, granted_at: core.clock().now() };
+    let lease = acquired(core, id, spec, grant, times);
     track(core, &lease, contention);
     HeldLease::new(lease, core.clone())
 }
 
+/// Makes a lease of the grant that `former` has given up for it: tracked and scheduled for renewal in its place. The queue of
+/// the key knows it.
+pub(super) fn successor(
+    core: &Arc<PoolCore>,
+    former: &Lease,
+    id: u64,
+    spec: Arc<LockSpec>,
+    grant: Grant,
+    times: HoldTimes,
+) -> HeldLease {
+    let lease = acquired(core, id, spec, grant, times);
+    core.tracker.replace(former, &lease);
+    core.renewals.transfer(former, &lease);
+    HeldLease::new(lease, core.clone())
+}
+
+fn acquired(
+    core: &PoolCore,
+    id: u64,
+    spec: Arc<LockSpec>,
+    grant: Grant,
+    times: HoldTimes,
+) -> Arc<Lease> {
+    let lease = Arc::new(Lease::new(id, core.name().clone(), spec, grant, times, core.clock()));
+    // Before the driver can find the lease lost and count its end.
+    events::acquired(lease.origin(), lease.fence, lease.waited());
+    lease
+}
+
 /// Tracks `lease`, schedules it for renewal, and makes it known to the queues of its keys.
-pub(super) fn track(core: &PoolCore, lease: &Arc<Lease>, contention: Contention) {
+fn track(core: &PoolCore, lease: &Arc<Lease>, contention: Contention) {
     core.tracker.insert(lease);
     // Before the driver can find the lease lost and pass its permit on: the next waiter sets another owner.
     if lease.spec.single_key().is_some() {

@@ -12,12 +12,12 @@ use tokio::sync::oneshot;
 use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{LeaseOwner, Releasing};
-use crate::lease::lease::Lease;
+use crate::lease::lease::{HoldTimes, Lease};
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::linger::{self, LingerOutcome};
 use crate::lock::outgoing::{Outgoing, PendingRelease};
-use crate::queue::key_queue::{Contention, WaitFor};
+use crate::queue::key_queue::{Holder, WaitFor};
 
 impl LeaseOwner for PoolCore {
     fn end_hold(self: Arc<Self>, lease: &Arc<Lease>, mode: ReleaseMode) -> Option<Releasing> {
@@ -72,18 +72,21 @@ fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
     let now = || core.clock().now();
     let next = core.queue.hand_off(key, barging_interval, now, |spec, contended, now| {
         let held_for = now.since(lease.granted_to_process_at);
-        if contended && held_for >= limit { None } else { lease.transfer(spec) }
+        if contended && held_for >= limit {
+            return None;
+        }
+        let (transferred, listeners) = lease.transfer(spec, now)?;
+        let holder = Holder { lease: core.tracker.next_id(), owner: transferred.owner, since: now };
+        Some((holder, (holder, transferred, listeners)))
     });
-    let Some((entry, (transferred, listeners))) = next else { return false };
-    core.renewals.cancel(lease);
+    let Some((entry, (holder, transferred, listeners))) = next else { return false };
     if lease.has_holder() {
         events::handed_off(lease.origin(), lease.held_for());
     }
     if let WaitFor::Lock(waiter) = entry.wait_for {
+        let times = HoldTimes { requested_at: entry.since, granted_at: holder.since };
         // Dropped in this instant, the new lease is released or handed off in turn.
-        let next = grant::lease(core, waiter.spec, transferred, entry.since, Contention::None);
-        // After the new one is tracked: a shutdown in between would find nothing held.
-        core.tracker.remove_transferred(lease);
+        let next = grant::successor(core, lease, holder.lease, waiter.spec, transferred, times);
         grant::deliver(core, next, waiter.reply);
     }
     listeners.wake();

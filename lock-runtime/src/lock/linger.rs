@@ -12,11 +12,11 @@ use crate::base::measurement::Measurement;
 use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, LeaseOwner};
-use crate::lease::lease::Lease;
+use crate::lease::lease::{HoldTimes, Lease};
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::waiter::LockWaiter;
-use crate::queue::key_queue::Contention;
+use crate::queue::key_queue::Holder;
 
 /// What became of the lock of a hold that has ended.
 pub(super) enum LingerOutcome {
@@ -45,15 +45,15 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
     if !may_linger {
         return LingerOutcome::Release;
     }
-    let Some((granted, listeners)) = lease.transfer(&lease.spec) else {
+    let Some((granted, listeners)) = lease.transfer(&lease.spec, now) else {
         return LingerOutcome::Release;
     };
     lease.on_hold_ended();
     events::lingers(lease.origin(), || lease.held_for());
     let idle = Arc::new(Lease::without_holder(core.tracker.next_id(), lease, granted));
-    grant::track(core, &idle, Contention::None);
-    core.renewals.cancel(lease);
-    core.tracker.remove_transferred(lease);
+    core.queue.transfer_holder(key, idle.holder());
+    core.tracker.replace(lease, &idle);
+    core.renewals.transfer(lease, &idle);
     listeners.wake();
     // A lease that was lost while the lock lingered.
     if let Some(lost) = core.lingering.insert(key, idle.clone()) {
@@ -77,15 +77,16 @@ pub(super) fn take(
     since: Instant,
 ) -> Result<(), (LockWaiter, Option<HeldLease>)> {
     let Some(idle) = core.lingering.take(key) else { return Err((waiter, None)) };
-    let granted = if core.driver().is_gone() { None } else { idle.transfer(&waiter.spec) };
+    let now = core.clock().now();
+    let granted = if core.driver().is_gone() { None } else { idle.transfer(&waiter.spec, now) };
     let Some((granted, _)) = granted else {
         return Err((waiter, Some(HeldLease::new(idle, core.clone()))));
     };
     idle.metrics.record(Measurement::HandedOff);
-    core.renewals.cancel(&idle);
-    let next = grant::lease(core, waiter.spec, granted, since, Contention::None);
-    // After the new one is tracked: a shutdown in between would find nothing held.
-    core.tracker.remove_transferred(&idle);
+    let holder = Holder { lease: core.tracker.next_id(), owner: granted.owner, since: now };
+    core.queue.transfer_holder(key, holder);
+    let times = HoldTimes { requested_at: since, granted_at: now };
+    let next = grant::successor(core, &idle, holder.lease, waiter.spec, granted, times);
     grant::deliver(core, next, waiter.reply);
     Ok(())
 }

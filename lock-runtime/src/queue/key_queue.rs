@@ -370,8 +370,15 @@ impl<W> KeyQueue<W> {
         waits.wake.get_or_insert_default().clone()
     }
 
-    /// The queue has no request under way.
-    pub(super) fn clear_owner(&mut self) {
+    /// A lease of this process holds the lock.
+    pub(super) fn set_holder(&mut self, holder: Holder) {
+        self.holder = Some(holder);
+        self.last_answer = LastAnswer::Held { expires_in: None };
+        // A lease that was lost immediately has passed its permit on.
+        if let PermitState::Out(since) = &mut self.permit {
+            *since = holder.since;
+        }
+        // No request is under way.
         if let Some(waits) = &mut self.waits {
             waits.owner = None;
         }

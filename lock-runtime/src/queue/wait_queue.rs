@@ -293,7 +293,7 @@ impl<W: Waiter> WaitQueues<W> {
         key: &Key,
         barging_interval: Option<Duration>,
         now: impl FnOnce() -> Instant,
-        transfer: impl FnOnce(&LockSpec, bool, Instant) -> Option<T>,
+        transfer: impl FnOnce(&LockSpec, bool, Instant) -> Option<(Holder, T)>,
     ) -> Option<(QueueEntry<W>, T)> {
         let mut queues = self.lock();
         let Some(Candidate::Lock(id)) = queues.candidate(key, self.clock) else { return None };
@@ -303,28 +303,30 @@ impl<W: Waiter> WaitQueues<W> {
             return None;
         }
         let WaitFor::Lock(waiter) = &queue.entry(id)?.wait_for else { return None };
-        let next = transfer(waiter.spec(), queue.contention != Contention::None, now)?;
+        let (holder, next) = transfer(waiter.spec(), queue.contention != Contention::None, now)?;
         let entry = queue.remove(id)?;
+        queue.set_holder(holder);
         drop(queues);
         self.remove_deadline(&entry);
         Some((entry, next))
     }
 
-    /// A lease of this process, with the permits of `keys`, holds them. A hand-off knows nothing new about other processes.
+    /// A lease of this process, with the permits of `keys`, holds them, by an answer of the store.
     pub(crate) fn set_holder(&self, keys: &[Key], holder: Holder, contention: Contention) {
         let mut queues = self.lock();
         queues.last_failure = None;
         for key in keys {
             let Some(queue) = queues.by_key.get_mut(key) else { continue };
-            queue.holder = Some(holder);
             // A notification that arrived meanwhile is newer than the answer.
             queue.contention = queue.contention.max(contention);
-            queue.clear_owner();
-            queue.last_answer = LastAnswer::Held { expires_in: None };
-            // A lease that was lost immediately has passed its permit on.
-            if let PermitState::Out(since) = &mut queue.permit {
-                *since = holder.since;
-            }
+            queue.set_holder(holder);
+        }
+    }
+
+    /// Another lease of this process holds the lock under the same grant.
+    pub(crate) fn transfer_holder(&self, key: &Key, holder: Holder) {
+        if let Some(queue) = self.lock().by_key.get_mut(key) {
+            queue.set_holder(holder);
         }
     }
 

@@ -54,7 +54,7 @@ pub(in crate::lease) fn lease_with(id: u64) -> Arc<Lease> {
     let (spec, clock) = (Arc::new(spec()), Clock::Boot);
     let owner = Owner::random().unwrap();
     let grant = Grant::new(owner, None, &spec.policy, clock.now(), None, None);
-    Arc::new(Lease::new(id, "pool".into(), spec, grant, clock.now(), clock))
+    Arc::new(Lease::new(id, "pool".into(), spec, grant, HoldTimes::now(clock), clock))
 }
 
 const LOST: Poll<Ending> = Poll::Ready(Ending::Lost(Loss::Taken));
@@ -164,7 +164,8 @@ fn a_lease_that_is_handed_on_ends_its_listeners() {
     let (lease, task) = (lease(), Task::new());
     let mut listener = Listener::new(&lease);
     assert!(task.poll(&mut listener).is_pending());
-    let (_, listeners) = lease.transfer(&spec()).expect("the next requests for the same");
+    let (_, listeners) =
+        lease.transfer(&spec(), Clock::Boot.now()).expect("the next requests for the same");
     assert_eq!(task.woken(), 0, "not yet: the queue is locked");
     listeners.wake();
     assert_eq!((task.woken(), task.is_kept(), task.poll(&mut listener)), (1, false, RELEASED));

@@ -173,20 +173,28 @@ fn a_grant_goes_to_its_waiter_or_to_the_next_one_that_it_fits() {
     assert!(queues.take_head(&KEY, second, fits(true)).is_none());
 }
 
+fn holder() -> Holder {
+    Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() }
+}
+
 #[test]
 fn a_hand_off_is_one_step_and_sees_contention() {
     let queues = with_permit_out(10);
-    let now = Clock::Boot.now();
+    let (now, holder) = (Clock::Boot.now(), holder());
     let id = enqueued(&queues, &TestWaiter::new("k", false));
     assert!(
-        queues.hand_off(&KEY, None, || now, |_, contended, _| contended.then_some(())).is_none()
+        queues
+            .hand_off(&KEY, None, || now, |_, contended, _| contended.then_some((holder, ())))
+            .is_none()
     );
     assert_eq!(queues.head(&KEY).unwrap().id, id, "a refused hand-off changes nothing");
+    assert_eq!(queues.wake(KEY.as_str()), None);
     queues.mark_contended(KEY.as_str());
     let (entry, contended) =
-        queues.hand_off(&KEY, None, || now, |_, contended, _| Some(contended)).unwrap();
+        queues.hand_off(&KEY, None, || now, |_, contended, _| Some((holder, contended))).unwrap();
     assert_eq!((entry.id, contended), (id, true));
-    assert!(queues.hand_off(&KEY, None, || now, |_, _, _| Some(())).is_none());
+    assert_eq!(queues.wake(KEY.as_str()), Some(holder.lease));
+    assert!(queues.hand_off(&KEY, None, || now, |_, _, _| Some((holder, ()))).is_none());
 }
 
 #[test]
@@ -262,7 +270,8 @@ fn a_barging_window_is_due_after_its_interval() {
         queues.plan_release(&KEY, None, later, ExpectedHolders::default),
         AfterRelease::Successor(_)
     ));
-    let hand_off = |at| queues.hand_off(&KEY, Some(INTERVAL), || at, |_, _, _| Some(()));
+    let hand_off =
+        |at| queues.hand_off(&KEY, Some(INTERVAL), || at, |_, _, _| Some((holder(), ())));
     assert!(hand_off(later).is_none(), "a hand-off would not leave the lock free");
     assert!(matches!(plan(later), AfterRelease::BargingWindow));
     assert!(matches!(plan(later), AfterRelease::Successor(_)), "the window has begun");
@@ -379,11 +388,11 @@ fn contention_is_known_from_the_grant_and_stays_until_the_next_owner() {
     let queues = with_permit_out(10);
     let owner = Owner::random().unwrap();
     let now = Clock::Boot.now();
+    let holder = Holder { lease: 7, owner, since: now };
     let is_contended = || {
         enqueued(&queues, &TestWaiter::new("k", false));
-        queues.hand_off(&KEY, None, || now, |_, contended, _| Some(contended)).unwrap().1
+        queues.hand_off(&KEY, None, || now, |_, contended, _| Some((holder, contended))).unwrap().1
     };
-    let holder = Holder { lease: 7, owner, since: now };
     for (answer, expected) in [
         (Contention::None, false),
         (Contention::of_answer(Some(false)), false),
@@ -428,7 +437,7 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
     assert!(queues.last_failure().is_none());
     assert_eq!((kind(&KEY), kind(&other)), (ErrorKind::Conflict, ErrorKind::Conflict));
     queues.record_answer(&[other], &LastAnswer::Failed(down()));
-    let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() };
+    let holder = holder();
     queues.set_holder(&[KEY], holder, Contention::None);
     assert!(queues.last_failure().is_none(), "a grant is an answer");
 }
@@ -436,7 +445,7 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
 #[test]
 fn a_holder_stays_known_when_the_queues_close() {
     let queues = with_permit_out(10);
-    let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() };
+    let holder = holder();
     queues.set_holder(&[KEY], holder, Contention::None);
     let waiter = TestWaiter::new("k", false);
     enqueued(&queues, &waiter);
@@ -454,7 +463,7 @@ fn a_wait_that_is_over_leaves_no_deadline() {
     let ends: [&dyn Fn(u64); 5] = [
         &|id| queues.cancel(&KEY, id),
         &|id| drop(queues.take_head(&KEY, id, |_| false)),
-        &|_| drop(queues.hand_off(&KEY, None, || params.now, |_, _, _| Some(()))),
+        &|_| drop(queues.hand_off(&KEY, None, || params.now, |_, _, _| Some((holder(), ())))),
         &|_| drop(queues.reject_expired(&KEY, params.now, |_, _| true)),
         &|_| drop(queues.reject_all(&[KEY], &LockError::pool_closed())),
     ];

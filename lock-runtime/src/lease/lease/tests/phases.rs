@@ -47,7 +47,7 @@ fn grant_of(spec: &LockSpec, clock: Clock) -> Grant {
 }
 
 fn lease_of(spec: LockSpec, grant: Grant, clock: Clock) -> Lease {
-    Lease::new(1, "pool".into(), Arc::new(spec), grant, clock.now(), clock)
+    Lease::new(1, "pool".into(), Arc::new(spec), grant, HoldTimes::now(clock), clock)
 }
 
 /// The lease of a request that is sent and granted now.
@@ -216,11 +216,11 @@ async fn a_hold_is_handed_on_with_all_that_is_left_of_it() {
     let (due, until, stored) = (first.due(), first.valid_until(), first.stored_until());
     assert!(!first.is_transferred() && first.has_permit());
     pass(secs(2)).await;
-    let (grant, _) = first.transfer(&spec_of(plain().fencing(false))).unwrap();
+    let (grant, _) = first.transfer(&spec_of(plain().fencing(false)), clock.now()).unwrap();
     assert!(first.is_transferred() && !first.is_held() && !first.has_permit());
     assert_eq!((first.due(), first.loss()), (None, None));
     assert!(!first.begin_release() && !first.lose(Loss::Taken));
-    assert!(first.transfer(&spec_of(plain())).is_none(), "once");
+    assert!(first.transfer(&spec_of(plain()), clock.now()).is_none(), "once");
     let second = lease_of(spec_of(plain()), grant, clock);
     assert!(second.has_permit());
     assert_eq!((second.owner, second.granted_to_process_at), (owner, since));
@@ -232,7 +232,8 @@ async fn a_hold_is_handed_on_with_all_that_is_left_of_it() {
 #[tokio::test(start_paused = true)]
 async fn a_hold_is_handed_on_only_to_a_request_for_the_same() {
     let clock = clock().await;
-    let is_handed_on = |mine, its| granted(mine, clock).transfer(&spec_of(its)).is_some();
+    let is_handed_on =
+        |mine, its| granted(mine, clock).transfer(&spec_of(its), clock.now()).is_some();
     for (mine, its, expected) in [
         (plain(), plain(), true),
         (plain(), plain().max_hold(secs(5)), true),
@@ -247,10 +248,10 @@ async fn a_hold_is_handed_on_only_to_a_request_for_the_same() {
     let spec = spec_of(plain());
     let mut grant = grant_of(&spec, clock);
     grant.ambiguous_until = Some(clock.now());
-    assert!(lease_of(spec, grant, clock).transfer(&spec_of(plain())).is_none());
+    assert!(lease_of(spec, grant, clock).transfer(&spec_of(plain()), clock.now()).is_none());
     let renewing = granted(plain(), clock);
     renew(&renewing);
-    assert!(renewing.transfer(&spec_of(plain())).is_none());
+    assert!(renewing.transfer(&spec_of(plain()), clock.now()).is_none());
     assert!(renewing.is_held() && !renewing.is_transferred());
 }
 
@@ -259,18 +260,18 @@ async fn a_hold_with_a_sequencer_is_not_handed_on() {
     let clock = clock().await;
     let lease = granted(plain(), clock);
     assert!(lease.name_owner() && lease.name_owner());
-    assert!(lease.transfer(&spec_of(plain())).is_none());
+    assert!(lease.transfer(&spec_of(plain()), clock.now()).is_none());
     assert!(lease.is_held() && lease.begin_release());
     assert!(!lease.name_owner() && lease.is_released());
     let transferred = granted(plain(), clock);
-    assert!(transferred.transfer(&spec_of(plain())).is_some());
+    assert!(transferred.transfer(&spec_of(plain()), clock.now()).is_some());
     assert!(!transferred.name_owner(), "the owner is that of the next holder");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_hold_is_handed_on_after_its_min_hold_and_while_half_a_ttl_is_left() {
     let clock = clock().await;
-    let is_handed_on = |lease: &Lease| lease.transfer(&spec_of(plain())).is_some();
+    let is_handed_on = |lease: &Lease| lease.transfer(&spec_of(plain()), clock.now()).is_some();
     let lease = granted(plain().min_hold(secs(2)), clock);
     pass(secs(2) - NANO).await;
     assert!(!is_handed_on(&lease));
@@ -295,17 +296,17 @@ async fn a_hand_off_takes_a_reserved_fence_if_one_is_requested() {
     let mut lease = lease_of(fenced(), grant, clock);
     for fence in [7, 8] {
         assert_eq!(lease.fence, Some(Fence::new(fence)));
-        let Some((grant, _)) = lease.transfer(&fenced()) else {
+        let Some((grant, _)) = lease.transfer(&fenced(), clock.now()) else {
             assert_eq!(fence, 8, "one is reserved");
             break;
         };
         lease = lease_of(fenced(), grant, clock);
     }
     assert!(!lease.is_transferred(), "none is left");
-    assert!(lease.transfer(&spec_of(plain())).is_some(), "none is needed");
+    assert!(lease.transfer(&spec_of(plain()), clock.now()).is_some(), "none is needed");
     let unfenced = granted(plain(), clock);
     assert_eq!(unfenced.fence, None);
-    assert!(unfenced.transfer(&fenced()).is_none());
+    assert!(unfenced.transfer(&fenced(), clock.now()).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -332,7 +333,7 @@ async fn a_renewal_without_an_answer_may_have_an_effect_for_one_ttl_also_under_t
     renew(&lease);
     lease.on_renewed(clock.now(), secs(3));
     assert_eq!(until(&lease), Some(first), "an answer to a later one says nothing of it");
-    let (grant, _) = lease.transfer(&spec_of(plain())).unwrap();
+    let (grant, _) = lease.transfer(&spec_of(plain()), clock.now()).unwrap();
     let next = lease_of(spec_of(plain()), grant, clock);
     assert_eq!(until(&next), Some(first));
     renew(&next);
@@ -475,7 +476,7 @@ async fn a_lease_knows_its_place_in_the_queue_of_renewals() {
     let (one, two) = (clock.now(), clock.now() + secs(1));
     assert_eq!(lease.schedule_at(one), Instant::from_nanos(0));
     assert_eq!(lease.schedule_at(two), one);
-    assert_eq!(lease.scheduled_at(), two);
+    assert_eq!(lease.schedule_at(one), two);
     let holder = lease.holder();
     assert_eq!((holder.lease, holder.owner, holder.since), (1, lease.owner, one));
 }
@@ -486,7 +487,7 @@ async fn a_hold_is_measured_until_its_end() {
     let ends: [&dyn Fn(&Lease); 3] = [
         &|lease| assert!(lease.lose(Loss::Taken)),
         &|lease| assert!(lease.begin_release()),
-        &|lease| assert!(lease.transfer(&lease.spec).is_some()),
+        &|lease| assert!(lease.transfer(&lease.spec, clock.now()).is_some()),
     ];
     for end in ends {
         let lease = granted(plain(), clock);
@@ -523,7 +524,7 @@ async fn a_lease_without_a_holder_keeps_the_fences_for_later_holders() {
     assert!(former.has_holder() && !lingering.has_holder());
     assert_eq!((lingering.id, lingering.fence), (2, None));
     assert!(lingering.is_held() && !lingering.pick_up());
-    let (grant, _) = lingering.transfer(&fenced()).unwrap();
+    let (grant, _) = lingering.transfer(&fenced(), clock.now()).unwrap();
     assert_eq!(lease_of(fenced(), grant, clock).fence, Some(Fence::new(7)));
 }
 
@@ -567,7 +568,8 @@ async fn a_wait_lasts_from_the_call_to_the_grant() {
     let (spec, requested_at) = (spec_of(plain()), clock.now());
     pass(ms(30)).await;
     let grant = grant_of(&spec, clock);
-    let lease = Lease::new(1, "pool".into(), Arc::new(spec), grant, requested_at, clock);
+    let times = HoldTimes { requested_at, granted_at: clock.now() };
+    let lease = Lease::new(1, "pool".into(), Arc::new(spec), grant, times, clock);
     assert_eq!((lease.waited(), lease.held_for()), (ms(30), Duration::ZERO));
 }
 
@@ -616,7 +618,7 @@ async fn a_release_is_due_until_earlier_grants_of_the_owner_are_forgotten() {
         let grant = grant_of(&spec, clock).with_earlier_until(earlier);
         let lease = lease_of(spec_of(plain()), grant, clock);
         assert_eq!((lease.stored_until(), lease.forgotten_at()), (now + TTL, expected));
-        let (passed_on, _) = lease.transfer(&spec).unwrap();
+        let (passed_on, _) = lease.transfer(&spec, clock.now()).unwrap();
         assert_eq!(lease_of(spec_of(plain()), passed_on, clock).forgotten_at(), expected);
     }
 }
