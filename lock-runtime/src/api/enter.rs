@@ -5,17 +5,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use crate::api::call_keys::CallKeys;
 use crate::api::call_record::{self, PendingCall};
 use crate::api::entered::Entered;
 use crate::api::guard::LockGuard;
 use crate::api::lock_order;
 use crate::api::reentrancy;
-use crate::base::call_site::LockLabel;
+use crate::base::call_site::{CallOptions, LockLabel};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
-use crate::base::key_rules::MOST_KEYS;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::{LockOptions, Policy};
+use crate::base::options::Policy;
 use crate::lease::held_lease::HeldLease;
 use crate::lock::acquire::{PendingAcquire, acquire};
 use crate::lock::core::PoolCore;
@@ -25,30 +25,28 @@ use crate::lock::core::PoolCore;
 pub(crate) struct LockCall {
     pub(crate) core: Arc<PoolCore>,
     pub(crate) label: LockLabel,
-    pub(crate) keys: Result<Vec<Key>, LockError>,
-    pub(crate) options: LockOptions,
+    pub(crate) keys: Result<CallKeys, LockError>,
     /// Whether the caller sees the guard, and so its fence.
     pub(crate) shows_guard: bool,
 }
 
 /// Starts the acquire of `call`.
-pub(crate) fn enter(call: LockCall) -> Entering {
-    start(call).unwrap_or_else(Entering::refused)
+pub(crate) fn enter(call: LockCall, options: CallOptions<'_>) -> Entering {
+    start(call, options).unwrap_or_else(Entering::refused)
 }
 
-fn start(call: LockCall) -> Result<Entering, LockError> {
-    let LockCall { core, label, keys, options, shows_guard } = call;
+fn start(call: LockCall, options: CallOptions<'_>) -> Result<Entering, LockError> {
+    let LockCall { core, label, keys, shows_guard } = call;
     let refuse = |error| call_record::refused(&core, &label, error);
     if core.is_inherited() {
         return Err(refuse(LockError::inherited()));
     }
     let prefix = &core.config.key_prefix;
-    let keys = keys.map_err(refuse)?.into_iter().map(|key| key.shortened_for(prefix)).collect();
-    let keys = sorted(keys).map_err(refuse)?;
+    let keys = keys.and_then(|keys| keys.sorted(prefix)).map_err(refuse)?;
     let refuse = |error: LockError| refuse(error.of_keys(&keys));
     keys.iter().try_for_each(|key| key.check_reserved_text(prefix)).map_err(refuse)?;
-    let policy = Policy::new(&options, &core.config.defaults).map_err(refuse)?;
-    policy.check_key_count(&options, keys.len()).map_err(refuse)?;
+    let policy = options.policy(&core.config.defaults).map_err(refuse)?;
+    options.check_key_count(keys.len()).map_err(refuse)?;
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
         check_pass(&holder, &keys, &policy, shows_guard).map_err(refuse)?;
         let span = call_record::passed(&core, &label, holder.lease());
@@ -149,30 +147,6 @@ fn check_pass(
         return Err(unfenced());
     }
     Ok(())
-}
-
-/// One order for all callers, so that two of them cannot wait for each other.
-fn sorted(mut keys: Vec<Key>) -> Result<Arc<[Key]>, LockError> {
-    keys.sort();
-    keys.dedup();
-    if keys.is_empty() {
-        return Err(LockError::new(ErrorKind::InvalidKey, "the list of lock keys is empty")
-            .remedy("name at least one key, or skip the call when there is nothing to lock"));
-    }
-    if keys.len() > MOST_KEYS {
-        return Err(too_many(keys.len()));
-    }
-    Ok(keys.into())
-}
-
-#[cold]
-fn too_many(count: usize) -> LockError {
-    let message = format!(
-        "{count} keys in one request; at most {MOST_KEYS} are allowed, because the store serves no other client meanwhile"
-    );
-    LockError::new(ErrorKind::Config, message).remedy(
-        "lock one key for all of them, or acquire them with several requests, in the same order everywhere",
-    )
 }
 
 /// Without the keys, which [`LockError::keys`] has: events show the text.

@@ -1,5 +1,6 @@
 //! What programs call.
 
+pub(crate) mod call_keys;
 pub(crate) mod call_record;
 pub(crate) mod call_sites;
 pub(crate) mod diagnosis;

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::call_keys::CallKeys;
 use crate::api::request::LockRequest;
 use crate::backend::credentials::{Credentials, Provider};
 use crate::backend::{self, Backend, BackendConfig, DynBackend, LeaseRef, Warning};
@@ -92,7 +93,7 @@ impl LockPool {
 
     /// A request for the lock of `key`.
     pub fn lock(&self, key: impl Into<Key>) -> LockRequest {
-        self.lock_all([key])
+        LockRequest::new(self.0.clone(), CallKeys::One(key.into()))
     }
 
     /// A request for the locks of all `keys`, all or nothing. The keys are sorted and de-duplicated, so two callers

@@ -5,10 +5,11 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::call_keys::CallKeys;
 use crate::api::enter::{LockCall, enter};
 use crate::api::guard::LockGuard;
 use crate::api::locked_future::block;
-use crate::base::call_site::LockLabel;
+use crate::base::call_site::{CallOptions, LockLabel};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
@@ -32,19 +33,21 @@ use crate::lock::core::PoolCore;
 /// ```
 #[derive(Debug)]
 #[must_use = "nothing is sent before `acquire`, `try_acquire` or `run`"]
-pub struct LockRequest(LockCall);
+pub struct LockRequest {
+    call: LockCall,
+    options: LockOptions,
+}
 
 impl LockRequest {
     /// A request for `keys`, with a fence.
-    pub(crate) fn new(core: Arc<PoolCore>, keys: Vec<Key>) -> Self {
+    pub(crate) fn new(core: Arc<PoolCore>, keys: CallKeys) -> Self {
         let label = LockLabel::Key(keys.first().cloned().unwrap_or(Key::from_static("")));
-        let keys = keys.into_iter().map(Key::checked).collect();
-        let options = LockOptions::new().fencing(true);
-        Self(LockCall { core, label, keys, options, shows_guard: true })
+        let call = LockCall { core, label, keys: keys.checked(), shows_guard: true };
+        Self { call, options: LockOptions::new().fencing(true) }
     }
 
     fn with(mut self, set: impl FnOnce(LockOptions) -> LockOptions) -> Self {
-        self.0.options = set(self.0.options);
+        self.options = set(self.options);
         self
     }
 
@@ -64,7 +67,7 @@ impl LockRequest {
     /// ```
     #[track_caller]
     pub fn template(mut self, template: &'static str) -> Self {
-        self.0.label = LockLabel::Template(template, Location::caller());
+        self.call.label = LockLabel::Template(template, Location::caller());
         self
     }
 
@@ -188,7 +191,7 @@ impl LockRequest {
     /// [`ErrorKind::Conflict`] if another owner held the lock until the wait ended, [`ErrorKind::Backend`] if the store
     /// does not answer, and the kinds for invalid calls.
     pub async fn acquire(self) -> Result<LockGuard, LockError> {
-        match enter(self.0).await?.into_guard() {
+        match enter(self.call, CallOptions::Given(&self.options)).await?.into_guard() {
             Some(guard) => Ok(guard),
             None => Err(LockError::new(ErrorKind::Config, "the call was made without a lock")),
         }
@@ -226,6 +229,7 @@ impl LockRequest {
     /// Same as [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
-        enter(LockCall { shows_guard: false, ..self.0 }).run(block(body)).await
+        let call = LockCall { shows_guard: false, ..self.call };
+        enter(call, CallOptions::Given(&self.options)).run(block(body)).await
     }
 }

@@ -3,12 +3,13 @@
 use std::borrow::Borrow;
 use std::time::Duration;
 
+use crate::api::call_keys::CallKeys;
 use crate::api::enter::{self, Entering, LockCall};
 use crate::api::entered::Entered;
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
 use crate::attribute::key_template::{self, KeyPart};
-use crate::base::call_site::{LockLabel, Site};
+use crate::base::call_site::{CallOptions, LockLabel, Site};
 use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::options::{LockOptions, Renew, Wait};
@@ -18,8 +19,9 @@ use crate::base::options::{LockOptions, Renew, Wait};
 pub struct Call {
     site: &'static Site,
     pool: PoolRef,
-    keys: Result<Vec<Key>, LockError>,
-    options: LockOptions,
+    keys: Result<CallKeys, LockError>,
+    /// Those of the site, unless the call sets one by an expression.
+    options: Option<Box<LockOptions>>,
     /// `when`.
     locks: bool,
 }
@@ -54,7 +56,7 @@ impl Call {
     /// A call for `key`, with the site's options and the default pool.
     #[must_use]
     pub fn new(site: &'static Site, key: Result<Key, LockError>) -> Self {
-        Self::all(site, [key])
+        Self::of_keys(site, key.map(CallKeys::One))
     }
 
     /// A call for the key that `template` renders. One function for both, because each annotated function calls it.
@@ -73,13 +75,12 @@ impl Call {
         site: &'static Site,
         keys: impl IntoIterator<Item = Result<Key, LockError>>,
     ) -> Self {
-        Self {
-            site,
-            pool: PoolRef::Named(named_pools::DEFAULT),
-            keys: keys.into_iter().collect(),
-            options: site.options(),
-            locks: true,
-        }
+        Self::of_keys(site, keys.into_iter().collect())
+    }
+
+    fn of_keys(site: &'static Site, keys: Result<CallKeys, LockError>) -> Self {
+        let pool = PoolRef::Named(named_pools::DEFAULT);
+        Self { site, pool, keys, options: None, locks: true }
     }
 
     /// A call whose `when` is false: it needs no lock.
@@ -157,16 +158,16 @@ impl Call {
     }
 
     fn with(mut self, set: impl FnOnce(LockOptions) -> LockOptions) -> Self {
-        self.options = set(self.options);
+        let options = self.options.get_or_insert_with(|| Box::new(self.site.options()));
+        **options = set(**options);
         self
     }
 
-    /// The call for a lock; `None` if it needs none.
-    fn resolve(self) -> Result<Option<LockCall>, LockError> {
-        if !self.locks {
-            return Ok(None);
+    fn enter(self) -> Result<Entering, LockError> {
+        let Self { site, pool, keys, options, locks } = self;
+        if !locks {
+            return Ok(Entering::entered(Entered::unlocked()));
         }
-        let Self { site, pool, keys, options, .. } = self;
         let label = LockLabel::Site(site);
         let pool = match pool {
             PoolRef::Given(pool) => pool,
@@ -176,7 +177,9 @@ impl Call {
         };
         let core = pool.into_core();
         // The options of a site ask for a fence if it has a `guard`.
-        Ok(Some(LockCall { core, label, keys, options, shows_guard: true }))
+        let call = LockCall { core, label, keys, shows_guard: true };
+        let options = options.as_deref().map_or(CallOptions::OfSite(site), CallOptions::Given);
+        Ok(enter::enter(call, options))
     }
 }
 
@@ -185,9 +188,5 @@ impl Call {
 /// # Errors
 /// Every kind but [`Released`](crate::ErrorKind::Released); the body has not run.
 pub fn enter(call: Call) -> Entering {
-    match call.resolve() {
-        Ok(Some(call)) => enter::enter(call),
-        Ok(None) => Entering::entered(Entered::unlocked()),
-        Err(error) => Entering::refused(error),
-    }
+    call.enter().unwrap_or_else(Entering::refused)
 }

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::panic;
 
+use once_cell::race::OnceBox;
 use once_cell::sync::OnceCell;
 
+use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::lock_name::{LockName, UNNAMED};
-use crate::base::options::LockOptions;
+use crate::base::options::{Defaults, LockOptions, Policy};
 
 /// Where an annotated function is written.
 #[derive(Clone, Copy, Debug)]
@@ -32,19 +34,41 @@ pub struct Site {
     pool: Option<&'static str>,
     /// What grants say about the location, once there has been a grant.
     location_text: OnceCell<String>,
+    /// What the options come to in the first pool that a call used.
+    policy: OnceBox<(Defaults, Policy)>,
 }
 
 impl Site {
     /// The facts of a function whose key is written as `template`.
     pub const fn new(location: Location, template: &'static str, options: LockOptions) -> Self {
-        let pool = Some(DEFAULT_POOL);
-        let location_text = OnceCell::new();
-        Self { location, template, options, name: None, is_computed: false, pool, location_text }
+        Self {
+            location,
+            template,
+            options,
+            name: None,
+            is_computed: false,
+            pool: Some(DEFAULT_POOL),
+            location_text: OnceCell::new(),
+            policy: OnceBox::new(),
+        }
     }
 
     /// The location as `text` renders it the first time.
     pub(crate) fn location_text(&self, text: impl FnOnce(&Location) -> String) -> &str {
         self.location_text.get_or_init(|| text(&self.location))
+    }
+
+    /// The options, completed with a pool's `defaults`. Most programs have one pool, so the first result is kept.
+    fn policy(&self, defaults: &Defaults) -> Result<Policy, LockError> {
+        match self.policy.get() {
+            Some((of, policy)) if of == defaults => Ok(*policy),
+            Some(_) => Policy::new(&self.options, defaults),
+            None => {
+                let policy = Policy::new(&self.options, defaults)?;
+                let _ = self.policy.set(Box::new((*defaults, policy)));
+                Ok(policy)
+            }
+        }
     }
 
     /// Replaces the label `module::function`.
@@ -97,6 +121,36 @@ impl Site {
 
     pub(crate) const fn pool_name(&self) -> Option<&'static str> {
         self.pool
+    }
+}
+
+/// The options of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CallOptions<'a> {
+    /// Those that an annotated function is written with.
+    OfSite(&'static Site),
+    Given(&'a LockOptions),
+}
+
+impl CallOptions<'_> {
+    /// The options, completed with a pool's `defaults`.
+    ///
+    /// # Errors
+    /// [`Config`](crate::ErrorKind::Config) if they exclude each other, or one is out of bounds.
+    pub(crate) fn policy(&self, defaults: &Defaults) -> Result<Policy, LockError> {
+        match self {
+            Self::OfSite(site) => site.policy(defaults),
+            Self::Given(options) => Policy::new(options, defaults),
+        }
+    }
+
+    /// # Errors
+    /// [`Config`](crate::ErrorKind::Config) for so many keys.
+    pub(crate) fn check_key_count(&self, keys: usize) -> Result<(), LockError> {
+        match self {
+            Self::OfSite(site) => site.options.check_key_count(keys),
+            Self::Given(options) => options.check_key_count(keys),
+        }
     }
 }
 

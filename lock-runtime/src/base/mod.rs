@@ -9,7 +9,6 @@ pub(crate) mod fence_gate;
 pub(crate) mod finding;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub(crate) mod hex;
-pub(crate) mod id_map;
 pub(crate) mod inspection;
 pub(crate) mod jitter;
 pub(crate) mod key;

@@ -138,6 +138,17 @@ impl LockOptions {
         }
     }
 
+    /// Refuses options of this call that are for one key only.
+    pub(crate) fn check_key_count(&self, keys: usize) -> Result<(), LockError> {
+        match self.linger {
+            Some(linger) if keys > 1 && !linger.is_zero() => Err(refused(
+                format!("`linger` is for one key, and the call has {keys}"),
+                "leave `linger` out",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     written! {
         written_ttl: ttl: Duration,
         written_wait: wait: Wait,
@@ -164,7 +175,7 @@ impl LockOptions {
 }
 
 /// A pool's defaults.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Defaults {
     pub(crate) ttl: Duration,
     pub(crate) wait: Wait,
@@ -457,21 +468,6 @@ impl Policy {
             Some("renew = false")
         } else {
             None
-        }
-    }
-
-    /// Refuses options of this call that are for one key only.
-    pub(crate) fn check_key_count(
-        &self,
-        options: &LockOptions,
-        keys: usize,
-    ) -> Result<(), LockError> {
-        match options.linger {
-            Some(linger) if keys > 1 && !linger.is_zero() => Err(refused(
-                format!("`linger` is for one key, and the call has {keys}"),
-                "leave `linger` out",
-            )),
-            _ => Ok(()),
         }
     }
 

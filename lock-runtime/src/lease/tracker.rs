@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use foldhash::HashMap;
 use tokio::sync::watch;
 
-use crate::base::id_map::IdMap;
 use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::lease::lease::Lease;
@@ -46,7 +46,7 @@ pub(crate) struct Counts {
 
 #[derive(Debug, Default)]
 struct Tracked {
-    leases: IdMap<Arc<Lease>>,
+    leases: HashMap<u64, Arc<Lease>>,
     /// Acquires and clean-ups that may have a request in flight.
     in_flight: usize,
     /// Ended leases whose release the store confirmed.

@@ -1,7 +1,8 @@
 //! The leases of locks that linger.
 
-use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
+
+use foldhash::HashMap;
 
 use crate::base::key::Key;
 use crate::base::sync::{Mutex, MutexGuard};

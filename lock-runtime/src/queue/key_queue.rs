@@ -294,6 +294,22 @@ impl<W> KeyQueue<W> {
         self.waits.iter().flat_map(|waits| waits.entries.values())
     }
 
+    /// The first waiter, if it waits for the lock and the permit is not reserved for an earlier rank.
+    pub(super) fn first_for_lock(&self) -> Option<&W> {
+        let waits = self.waits.as_deref()?;
+        let (&id, entry) = waits.entries.first_key_value()?;
+        match &entry.wait_for {
+            WaitFor::Lock(waiter) if waits.reserved_for.is_none_or(|rank| rank >= id) => {
+                Some(waiter)
+            }
+            WaitFor::Lock(_) | WaitFor::Permits(_) => None,
+        }
+    }
+
+    pub(super) fn remove_first(&mut self) -> Option<QueueEntry<W>> {
+        self.waits.as_mut()?.entries.pop_first().map(|(_, entry)| entry)
+    }
+
     pub(super) fn entry_count(&self) -> usize {
         self.waits.as_ref().map_or(0, |waits| waits.entries.len())
     }

@@ -8,10 +8,10 @@
 //! is out, or reserved for an earlier rank. A free permit that is not reserved has no waiters. A waiter leaves its queue
 //! once: granted, rejected or cancelled.
 
-use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use tokio::sync::Notify;
 
 use crate::base::backend_error::{BackendError, FailureKind};
@@ -46,6 +46,7 @@ pub(crate) struct WaitQueues<W> {
 
 #[derive(Debug)]
 pub(super) struct Queues<W> {
+    /// A call looks its key up several times, so the hash is a quick one. Its seed is random, because clients may choose keys.
     pub(super) by_key: HashMap<Key, KeyQueue<W>>,
     /// The queue that each request for several keys waits in.
     pub(super) positions: HashMap<u64, Key>,
@@ -57,7 +58,7 @@ pub(super) struct Queues<W> {
 
 impl<W> Default for Queues<W> {
     fn default() -> Self {
-        let (by_key, positions) = (HashMap::new(), HashMap::new());
+        let (by_key, positions) = (HashMap::default(), HashMap::default());
         Self { by_key, positions, last_failure: None, last_id: 0, closed: false }
     }
 }
@@ -296,15 +297,18 @@ impl<W: Waiter> WaitQueues<W> {
         transfer: impl FnOnce(&LockSpec, bool, Instant) -> Option<(Holder, T)>,
     ) -> Option<(QueueEntry<W>, T)> {
         let mut queues = self.lock();
-        let Some(Candidate::Lock(id)) = queues.candidate(key, self.clock) else { return None };
-        let queue = queues.by_key.get_mut(key)?;
+        let mut queue = queues.by_key.get_mut(key)?;
+        if queue.first_for_lock().is_none() {
+            let Some(Candidate::Lock(_)) = queues.candidate(key, self.clock) else { return None };
+            queue = queues.by_key.get_mut(key)?;
+        }
+        let waiter = queue.first_for_lock()?;
         let now = now();
         if queue.is_barging_due(barging_interval, now) {
             return None;
         }
-        let WaitFor::Lock(waiter) = &queue.entry(id)?.wait_for else { return None };
         let (holder, next) = transfer(waiter.spec(), queue.contention != Contention::None, now)?;
-        let entry = queue.remove(id)?;
+        let entry = queue.remove_first()?;
         queue.set_holder(holder);
         drop(queues);
         self.remove_deadline(&entry);

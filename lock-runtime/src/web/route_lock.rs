@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use crate::api::call_keys::CallKeys;
 use crate::api::enter::{LockCall, enter};
 use crate::api::entered::Entered;
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
-use crate::base::call_site::LockLabel;
+use crate::base::call_site::{CallOptions, LockLabel};
 use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::options::{LockOptions, Wait};
@@ -68,8 +69,9 @@ impl RouteLock {
                 named_pools::find(name).map_err(|error| error.at(label.lock_name()))?
             }
         };
-        let keys = key.and_then(Key::checked).map(|key| vec![key]);
+        let keys = key.and_then(Key::checked).map(CallKeys::One);
         let core = pool.core().clone();
-        enter(LockCall { core, label, keys, options: self.options, shows_guard: true }).await
+        let call = LockCall { core, label, keys, shows_guard: true };
+        enter(call, CallOptions::Given(&self.options)).await
     }
 }

@@ -1,7 +1,9 @@
 //! The leases and wait queues of a memory store.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
+
+use foldhash::HashMap;
 
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Inspection, LeaseRef, LeaseStatus, LockHolder, Owner,

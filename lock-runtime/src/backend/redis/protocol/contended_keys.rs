@@ -1,8 +1,9 @@
 //! Keys of locks that had waiters a moment ago.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use foldhash::HashMap;
 
 use crate::base::clock::Instant;
 use crate::base::key::Key;

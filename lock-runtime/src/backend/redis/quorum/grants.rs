@@ -1,8 +1,9 @@
 //! The grants that this pool has received from majorities.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use foldhash::HashMap;
 
 use crate::backend::redis::quorum::fence_block::FenceBlock;
 use crate::backend::redis::quorum::message::VoteToken;
