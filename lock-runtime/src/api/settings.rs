@@ -7,6 +7,7 @@ use crate::api::named_pools::DEFAULT;
 use crate::api::pool::{LockPool, PoolBuilder};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::options::{OnOutage, Wait};
+use crate::base::pool_settings::{CONNECT_TIMEOUT, POOL_SETTINGS, PoolSetting};
 use crate::base::text;
 
 impl PoolBuilder {
@@ -28,8 +29,11 @@ impl PoolBuilder {
     /// program, or to the URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the URL is not set, or a value is invalid.
+    /// [`ErrorKind::Config`] if the URL is not set, or a value is invalid. The same applies to a variable that is none of these and
+    /// is named like a setting, such as `LOCK_TTLS` or `LOCK_LINGER`.
     pub fn from_env(name: &str) -> Result<Self, LockError> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        check_names(name, &names.collect::<Vec<_>>())?;
         from_variables(name, |variable| std::env::var(variable))
     }
 }
@@ -106,6 +110,50 @@ fn variable(pool: &str, setting: &str) -> String {
     }
     let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     format!("LOCK_{}_{setting}", pool.chars().map(upper).collect::<String>())
+}
+
+/// Refuses a variable that would be ignored, and is named like a setting.
+fn check_names(pool: &str, present: &[String]) -> Result<(), LockError> {
+    let start = variable(pool, "");
+    let is_of_other_pool = |rest: &str| {
+        let ends = rest.match_indices('_').map(|(end, _)| end);
+        ends.into_iter().any(|end| present.contains(&format!("{start}{}_URL", &rest[..end])))
+    };
+    for name in present {
+        let Some(rest) = name.strip_prefix(&start) else { continue };
+        let is_read = rest == "URL" || POOL_SETTINGS.iter().any(|it| it.variable == Some(rest));
+        if is_read || is_of_other_pool(rest) {
+            continue;
+        }
+        let remedy = match meant(&rest.to_ascii_lowercase()) {
+            Some(Meant::Url) => format!("set {}", variable(pool, "URL")),
+            Some(Meant::Setting(setting)) => setting.remedy(|setting| variable(pool, setting)),
+            None => continue,
+        };
+        let cause = format!("the environment variable {name} is not one of a pool");
+        return Err(LockError::new(ErrorKind::Config, cause).remedy(remedy));
+    }
+    Ok(())
+}
+
+/// What the name of a variable was probably meant for.
+enum Meant {
+    Url,
+    Setting(&'static PoolSetting),
+}
+
+fn meant(name: &str) -> Option<Meant> {
+    const UNITS: [&str; 6] = ["_ms", "_millis", "_s", "_sec", "_secs", "_seconds"];
+    let without_unit = UNITS.iter().find_map(|unit| name.strip_suffix(unit)).unwrap_or(name);
+    let is_meant = |known: &str| {
+        let most_typos = if known.len() > 4 { 2 } else { 1 };
+        without_unit == known || strsim::osa_distance(name, known) <= most_typos
+    };
+    if is_meant("url") {
+        return Some(Meant::Url);
+    }
+    let mut settings = POOL_SETTINGS.iter().chain([&CONNECT_TIMEOUT]);
+    settings.find(|setting| is_meant(setting.name)).map(Meant::Setting)
 }
 
 const TIME: &str = "write a whole number of `ms`, `s`, `m` or `h`, such as `5s`";
@@ -216,6 +264,39 @@ mod tests {
             let error = read(DEFAULT, &[(variable, value), ("LOCK_URL", "memory://")]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_variable_that_would_be_ignored_and_is_named_like_a_setting_is_refused() {
+        let check = |pool: &str, names: &[&str]| {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            check_names(pool, &names).map_err(|error| error.to_string())
+        };
+        for (name, words) in [
+            (
+                "LOCK_TTLS",
+                "LOCK_TTLS is not one of a pool; set LOCK_TTL, or call `PoolBuilder::ttl`",
+            ),
+            ("LOCK_TTL_MS", "set LOCK_TTL, or"),
+            ("LOCK_WIAT", "set LOCK_WAIT, or"),
+            ("LOCK_ULR", "set LOCK_URL"),
+            ("LOCK_KEY_PREFIX", "set LOCK_PREFIX, or call `PoolBuilder::key_prefix`"),
+            ("LOCK_MAX_WAITER", "set LOCK_MAX_WAITERS"),
+            ("LOCK_LINGER", "call `PoolBuilder::linger`"),
+            ("LOCK_CONNECT_TIMEOUT", "call `PoolBuilder::connect_timeout`"),
+        ] {
+            let error = check(DEFAULT, &["LOCK_URL", name]).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let error = check("stock-eu", &["LOCK_STOCK_EU_TLL"]).unwrap_err();
+        assert!(error.contains("set LOCK_STOCK_EU_TTL"), "{error}");
+        // Of other programs, of another pool, and of all pools.
+        let others = ["LOCK_FILE", "LOCK_DIR", "LOCK", "LOCK_TEST_SERVERS", "LOCK_ORDER", "TTLS"];
+        let of_a_pool = ["LOCK_KEY_URL", "LOCK_KEY_PREFIX", "LOCK_KEY_TTL"];
+        let known = ["LOCK_URL", "LOCK_TTL", "LOCK_OWNER_INFO", "LOCK_REQUEST_TIMEOUT"];
+        for names in [&others[..], &of_a_pool, &known] {
+            check(DEFAULT, names).unwrap();
         }
     }
 }

@@ -8,6 +8,7 @@ use super::memory::Memory;
 use crate::backend::credentials::Provider;
 use crate::base::clock::Clock;
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::pool_settings::POOL_SETTINGS;
 
 /// Settings of a pool for its store.
 #[derive(Clone, Copy, Debug)]
@@ -102,28 +103,6 @@ pub(crate) async fn connect(
     }
 }
 
-/// Settings of a pool that are likely to appear in a URL, and the environment variable of each.
-const POOL_SETTINGS: [(&str, &str, Option<&str>); 18] = [
-    ("prefix", "key_prefix", Some("LOCK_PREFIX")),
-    ("key_prefix", "key_prefix", Some("LOCK_PREFIX")),
-    ("ttl", "ttl", Some("LOCK_TTL")),
-    ("wait", "wait", Some("LOCK_WAIT")),
-    ("request_timeout", "request_timeout", Some("LOCK_REQUEST_TIMEOUT")),
-    ("max_waiters", "max_waiters", Some("LOCK_MAX_WAITERS")),
-    ("on_outage", "on_outage", Some("LOCK_ON_OUTAGE")),
-    ("owner_info", "owner_info", Some("LOCK_OWNER_INFO")),
-    ("lock_order", "lock_order", None),
-    ("retry_delay", "retry_delay", None),
-    ("retry_count", "retry_count", None),
-    ("first_renewal", "first_renewal", None),
-    ("linger", "linger", None),
-    ("drift_factor", "drift_factor", None),
-    ("local_handoff_limit", "local_handoff_limit", None),
-    ("barging_window", "barging_window", None),
-    ("node_timeout", "node_timeout", None),
-    ("connection_per_runtime", "connection_per_runtime", None),
-];
-
 fn parameter_names(query: &str) -> impl Iterator<Item = &str> {
     query.split('&').filter_map(|pair| pair.split('=').next())
 }
@@ -131,15 +110,11 @@ fn parameter_names(query: &str) -> impl Iterator<Item = &str> {
 /// The error for a URL that has a setting of the pool among its parameters.
 fn setting_of_the_pool(rest: &str) -> Option<LockError> {
     let (_, query) = rest.split_once('?')?;
-    let known = |name: &str| POOL_SETTINGS.iter().find(|(known, ..)| *known == name);
-    let (name, method, variable) = parameter_names(query).find_map(known)?;
-    let cause = format!("`{name}` is a setting of the pool, not a parameter of its URL");
-    let by_code = format!("call `PoolBuilder::{method}`");
-    let error = LockError::new(ErrorKind::Config, cause);
-    Some(error.remedy(match variable {
-        Some(variable) => format!("set {variable}, or {by_code}"),
-        None => by_code,
-    }))
+    let known = |name: &str| POOL_SETTINGS.iter().find(|setting| setting.name == name);
+    let setting = parameter_names(query).find_map(known)?;
+    let cause = format!("`{}` is a setting of the pool, not a parameter of its URL", setting.name);
+    let remedy = setting.remedy(|variable| format!("LOCK_{variable}"));
+    Some(LockError::new(ErrorKind::Config, cause).remedy(remedy))
 }
 
 /// The error for a URL that has a parameter twice: each reader would take another one of them.

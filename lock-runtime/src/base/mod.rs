@@ -28,6 +28,7 @@ pub(crate) mod outcome;
 pub(crate) mod owner;
 pub(crate) mod owner_info;
 pub(crate) mod owner_tag;
+pub(crate) mod pool_settings;
 pub(crate) mod problem;
 pub(crate) mod process;
 #[cfg(feature = "metrics")]
