@@ -93,6 +93,17 @@ async fn errors_say_which_side_it_is() {
 }
 
 #[tokio::test]
+async fn a_sentinel_in_the_url_of_a_server_is_named() {
+    let watched = Watched::start();
+    let server = format!("127.0.0.1:{}", watched.sentinels[0].port());
+    let error = LockPool::connect(&format!("redis://{server}")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&format!("the server at {server} is a sentinel")), "{text}");
+    assert!(text.contains("redis+sentinel://"), "{text}");
+}
+
+#[tokio::test]
 async fn a_named_server_that_is_no_master_is_not_used() {
     let (master, replica) = pair();
     let fake = FakeSentinel::start(&replica);

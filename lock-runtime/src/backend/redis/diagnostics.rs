@@ -111,6 +111,11 @@ impl Info {
         self.get("cluster_enabled") == Some("1")
     }
 
+    /// Whether the server is a sentinel, which keeps no keys.
+    pub(crate) fn is_sentinel(&self) -> bool {
+        self.get("redis_mode") == Some("sentinel")
+    }
+
     /// Whether the server is a replica.
     pub(crate) fn is_replica(&self) -> bool {
         self.get("role") == Some("slave")

@@ -10,7 +10,7 @@ use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::conn::push::PushHandler;
-use crate::backend::redis::diagnostics;
+use crate::backend::redis::diagnostics::{self, Info};
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::net::handshake::{PushConfig, QueueChannel};
@@ -22,7 +22,7 @@ use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::redis::protocol::value::{lease_status, read_holders};
 use crate::backend::redis::protocol::wait_queue::QueueToken;
 use crate::backend::redis::server_error;
-use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner, Warning};
+use crate::backend::{BackendError, FailureKind, LeaseRef, LeaseStatus, Owner, Warning};
 use crate::base::clock::Clock;
 use crate::exec::events;
 
@@ -116,6 +116,11 @@ impl ScriptedServer {
         let both = async { Ok(tokio::join!(biased; refusal, info)) };
         let (refusal, info) = deadline.run(&server, "the first script (`EVAL`)", both).await?;
         if let Some(refusal) = refusal? {
+            if let Ok(Some(info)) = &info
+                && Info::of(info).is_sentinel()
+            {
+                return Err(ConnectError::Failed(sentinel(&server)));
+            }
             return Err(ConnectError::NoScripts(refusal));
         }
         if let Some(info) = info? {
@@ -353,4 +358,12 @@ fn queue_probe(keyspace: &Keyspace, slot: u16, token: &QueueToken) -> Cmd {
     let lock = keyspace.probe(slot);
     call.arg(lock.as_str()).arg(keyspace.wait_queue(&lock)).arg("probe").arg(token.as_bytes());
     call
+}
+
+#[cold]
+fn sentinel(server: &str) -> BackendError {
+    let message = format!("the server at {server} is a sentinel, which keeps no locks");
+    BackendError::new(FailureKind::Rejected, message).remedy(
+        "write `redis+sentinel://host:26379/service`, with the name that follows `sentinel monitor` in its configuration",
+    )
 }
