@@ -38,6 +38,7 @@ enum Flaw {
     RenewsForStrangers,
     ReleasesForStrangers,
     KeepsForStrangers,
+    KeepsTheRestOfALostLease,
 
     // Batches.
     AnswersAcquiresInReverse,
@@ -74,6 +75,8 @@ enum Flaw {
     HoldsWhatHasExpired,
     KeepsNothing,
     KeepsForTheTtlAtMost,
+    GrantsForTheTtlAlone,
+    ExtendsWhatItReads,
 
     // Fences.
     GivesNoFence,
@@ -205,6 +208,7 @@ impl Table {
         let ttl = match self.flaw {
             CountsWholeSeconds => Duration::from_secs(claim.kept_for().as_secs()),
             CountsMillisAsSeconds => claim.kept_for() * 1_000,
+            GrantsForTheTtlAlone => claim.ttl,
             _ => claim.kept_for(),
         };
         let mine = self.row(rows, name).filter(|row| row.owner == claim.owner).cloned();
@@ -226,7 +230,7 @@ impl Table {
         for name in &names {
             self.put(rows, name, claim);
         }
-        let spare = if self.is(SetsTooManyFencesAside) { 7 } else { claim.extra_fences };
+        let spare = claim.extra_fences + 7 * u32::from(self.is(SetsTooManyFencesAside));
         let fence = match self.flaw {
             GivesNoFence => None,
             RepeatsFences => Some(1),
@@ -368,6 +372,7 @@ impl Table {
                 KeepsForStrangers if !free_after.is_zero() => true,
                 ChecksThenReleases => held,
                 ReleasesTheFirstKey if at > 0 => false,
+                KeepsTheRestOfALostLease if !held => false,
                 _ => self.is_ours(&rows, &name, &lease.owner),
             };
             if !is_ours {
@@ -552,7 +557,7 @@ impl Backend for Table {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        let rows = self.rows();
+        let mut rows = self.rows();
         let held = match self.flaw {
             HoldsWhatHasExpired => lease.keys.iter().all(|key| {
                 let row = rows.by_key.get(&self.name(key));
@@ -560,6 +565,12 @@ impl Backend for Table {
             }),
             flaw => self.held(&rows, lease, flaw == HoldsByTheFirstKey, false),
         };
+        if self.is(ExtendsWhatItReads) && held {
+            for name in self.names(&lease.keys) {
+                let Some(row) = rows.by_key.get_mut(&name) else { continue };
+                row.expires = Instant::now() + lease.ttl;
+            }
+        }
         Ok(if held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
     }
 
@@ -614,7 +625,8 @@ async fn without_a_flaw_the_table_passes() {
 }
 
 stores! {
-    keeps_connections_apart: KeepsConnectionsApart => "has two owners",
+    keeps_connections_apart: KeepsConnectionsApart
+        => "the rule `one owner at a time`: [Key(\"exclusive\")] was granted although another owner holds it",
 
     checks_then_takes: ChecksThenTakes => "a free key was granted to 3 concurrent owners",
     checks_then_takes_on_its_thread: ChecksThenTakesOnItsThread => "were granted to both",
@@ -625,11 +637,14 @@ stores! {
     checks_then_releases: ChecksThenReleases
         => "a repeated release frees nothing of the next owner",
 
-    forgets_its_owner: ForgetsItsOwner => "\"retry\"",
+    forgets_its_owner: ForgetsItsOwner
+        => "the rule `a retry by the owner succeeds again`: the owner did not get [Key(\"retry\")]",
     counts_grants: CountsGrants => "a second release finds nothing",
     renews_for_strangers: RenewsForStrangers => "another owner renews nothing",
-    releases_for_strangers: ReleasesForStrangers => "other owners change nothing",
+    releases_for_strangers: ReleasesForStrangers => "a renewal and a release by another owner change no lease",
     keeps_for_strangers: KeepsForStrangers => "a release by another owner changes no lease",
+    keeps_the_rest_of_a_lost_lease: KeepsTheRestOfALostLease
+        => "the rule `one of several keys is lost`: the owner did not get [Key(\"{lost}:b\")]",
 
     answers_acquires_in_reverse: AnswersAcquiresInReverse => "a batch of acquires answers in order",
     answers_renewals_in_reverse: AnswersRenewalsInReverse => "a batch of renewals answers in order",
@@ -643,7 +658,8 @@ stores! {
     takes_leases_for_one_size: TakesLeasesForOneSize
         => "leases of different sizes are renewed together",
 
-    asks_for_the_first_key: AsksForTheFirstKey => "has two owners",
+    asks_for_the_first_key: AsksForTheFirstKey
+        => "the rule `several keys are taken together or not at all`",
     takes_what_is_free: TakesWhatIsFree => "\"{pair}:c\"",
     renews_the_first_key: RenewsTheFirstKey => "a renewal extends every key, to the ttl that it names",
     releases_the_first_key: ReleasesTheFirstKey => "\"{pair}:b\"",
@@ -653,10 +669,10 @@ stores! {
     renews_by_any_key: RenewsByAnyKey => "of several keys all are the owner's, or the lease is lost",
     releases_by_any_key: ReleasesByAnyKey => "a release reports that one of several keys was not the owner's",
 
-    never_forgets: NeverForgets => "an end of the ttl is notified",
+    never_forgets: NeverForgets => "is not free after 6s",
     counts_whole_seconds: CountsWholeSeconds => "a grant of 300ms lasted",
     counts_millis_as_seconds: CountsMillisAsSeconds => "the lease of the holder is at most its ttl",
-    shortens_on_a_retry: ShortensOnARetry => "[Key(\"late\")] has two owners",
+    shortens_on_a_retry: ShortensOnARetry => "the rule `a late retry for less time shortens nothing`",
     extends_when_busy: ExtendsWhenBusy => "is not free after 6s",
     renews_nothing: RenewsNothing => "a held lock is renewed",
     adds_to_the_ttl: AddsToTheTtl => "[Key(\"renewal\")] is not free after",
@@ -665,6 +681,8 @@ stores! {
     holds_what_has_expired: HoldsWhatHasExpired => "what has expired is not held",
     keeps_nothing: KeepsNothing => "[Key(\"kept\")] has two owners",
     keeps_for_the_ttl_at_most: KeepsForTheTtlAtMost => "a release keeps every key past its ttl: {kept}:a",
+    grants_for_the_ttl_alone: GrantsForTheTtlAlone => "the rule `a min hold needs no renewal`",
+    extends_what_it_reads: ExtendsWhatItReads => "the rule `a look extends nothing`",
 
     gives_no_fence: GivesNoFence => "a requested fence is assigned",
     gives_fences_unasked: GivesFencesUnasked => "a fence is assigned only on request",
@@ -678,9 +696,9 @@ stores! {
     answers_what_was_dropped: AnswersWhatWasDropped => "changes no later answer",
     stays_busy_with_what_was_dropped: StaysBusyWithWhatWasDropped => "the store has not answered within 30s",
 
-    cuts_keys: CutsKeys => "is a key of its own",
-    ignores_case: IgnoresCase => "is a key of its own",
-    trims_keys: TrimsKeys => "is a key of its own",
+    cuts_keys: CutsKeys => "a key of 512 bytes that ends in \"xxx2\" is not told apart from a key before it",
+    ignores_case: IgnoresCase => "the key \"a\" is not told apart from a key before it",
+    trims_keys: TrimsKeys => "the key \"a b \" is not told apart from a key before it",
 
     tells_nothing: TellsNothing => "a release sends the promised notification",
     tells_of_its_connect_alone: TellsOfItsConnectAlone => "a release sends the promised notification",

@@ -163,7 +163,7 @@ fn missing(name: &str) -> LockError {
         return LockError::inherited().in_pool(&name.into());
     }
     let remedy = if name == DEFAULT {
-        "add `lock_runtime::init(\"redis://127.0.0.1:6379\").await?;` to `main`, or `\"memory://\"` for locks of one process".to_owned()
+        "add `lock_runtime::init(\"redis://127.0.0.1:6379\").await?;` to `main`, or `\"memory://\"` for locks of one process; a test has its own with `testing::with_pool`".to_owned()
     } else {
         format!(
             "add `lock_runtime::install(\"{name}\", LockPool::connect(url).await?)?;` to `main`"

@@ -1,7 +1,8 @@
-//! The interface between a pool and a lock store, and the stores of this crate.
+//! The interface between a pool and a lock store.
 //!
-//! To add a store: implement [`Backend`] in a file or folder here, add its URL scheme to `connect.rs`, and run
-//! `testing::conformance` on it.
+//! A program brings a store of its own with [`Backend`] and [`LockPool::with_backend`](crate::LockPool::with_backend);
+//! [Testing](crate::guide::testing) says how, and how to test it. A store of this crate is a file or folder here, with its
+//! URL scheme in `connect.rs`.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -208,7 +209,7 @@ impl LeaseRef {
 pub struct ReleaseRequest {
     /// The lease that ends.
     pub lease: LeaseRef,
-    /// Keep the keys locked for this much longer. Zero frees them immediately.
+    /// Keep the keys locked for this much longer. Zero frees them immediately. A lease that has expired is not extended.
     pub free_after: Duration,
     /// The next owner in the same process. A store with a wait queue appends that owner in the same step.
     pub successor: Option<Successor>,
@@ -345,8 +346,9 @@ pub enum WaitMode {
     Poll,
     /// By [`Notifier::key_changed`].
     Watch {
-        /// The time within which to repeat the request. Zero if the answer was incomplete: an immediate repetition
-        /// gets the complete answer.
+        /// The time within which to repeat the request. The pool waits no longer, and does not look at `expires_in`: a store
+        /// that does not notify the end of a ttl answers with no more than what is left of it. Zero if the answer was
+        /// incomplete: an immediate repetition gets the complete answer.
         retry_after: Duration,
     },
     /// By [`Notifier::head_of_queue`]: the owner is in the store's wait queue until it is released.
@@ -388,7 +390,7 @@ pub enum ReleaseOutcome {
     /// The keys belonged to the owner, and no owner was waiting. They are granted to the successor, which
     /// immediately confirms with its own request.
     SuccessorGranted,
-    /// At least one key did not belong to the owner. Leases of other owners are unchanged.
+    /// At least one key did not belong to the owner. The keys that did are free. Leases of other owners are unchanged.
     NotHeld,
 }
 
@@ -531,8 +533,10 @@ pub trait Backend: Send + Sync + 'static {
     /// ```
     /// # use lock_runtime::backend::{Inspection, LockHolder, Owner};
     /// # use std::time::Duration;
-    /// # let owner = Owner::random().unwrap();
-    /// let holder = LockHolder::new(Some(owner.tag())).with_token(Some(owner)); // for releases by force
+    /// # let stored = b"0123456789abcdef0123456789abcdef";
+    /// // `None` for the token of another client.
+    /// let owner = Owner::from_bytes(stored);
+    /// let holder = LockHolder::new(owner.map(|owner| owner.tag())).with_token(owner); // for releases by force
     /// let holder = holder.with_expiry(Some(Duration::from_secs(3)));
     /// let answer = Inspection::new(Some(holder)); // `Inspection::new(None)` for a free key
     /// # assert!(!answer.is_free());

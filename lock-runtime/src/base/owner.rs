@@ -46,13 +46,23 @@ impl Owner {
         bytes.iter().all(|byte| HEX.contains(byte)).then_some(Self(bytes))
     }
 
-    /// The token from its stored form. `None` for text of another form, which belongs to another client.
-    #[cfg(feature = "_remote")]
-    pub(crate) fn in_bytes(bytes: &[u8]) -> Option<Self> {
+    /// The token from its stored form: what [`as_bytes`](Self::as_bytes) returned, perhaps in another process. `None` for
+    /// bytes of another form, which belong to another client.
+    ///
+    /// ```
+    /// use lock_runtime::backend::Owner;
+    ///
+    /// let owner = Owner::random()?;
+    /// assert_eq!(Owner::from_bytes(owner.as_bytes()), Some(owner));
+    /// assert_eq!(Owner::from_bytes(b"another client"), None);
+    /// # Ok::<(), lock_runtime::LockError>(())
+    /// ```
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         std::str::from_utf8(bytes).ok().and_then(Self::parse)
     }
 
-    /// The token in its stored form.
+    /// The token in its stored form: 32 bytes of ASCII.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -107,18 +117,18 @@ impl fmt::Debug for Owner {
     }
 }
 
-#[cfg(all(test, feature = "_remote"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn an_owner_is_a_whole_token_alone() {
         let token = b"0123456789abcdef0123456789abcdef";
-        assert_eq!(Owner::in_bytes(token).unwrap().tag().to_string(), "01234567");
+        assert_eq!(Owner::from_bytes(token).unwrap().tag().to_string(), "01234567");
         let shouted = token.to_ascii_uppercase();
         for other in [&token[..31], &shouted, b"", b"another client", &[&token[..], b"0"].concat()]
         {
-            assert_eq!(Owner::in_bytes(other), None);
+            assert_eq!(Owner::from_bytes(other), None);
         }
     }
 }

@@ -21,6 +21,11 @@ impl Panic {
         Self(text.unwrap_or("no text").to_owned())
     }
 
+    #[cfg(feature = "testing")]
+    pub(crate) fn message(&self) -> &str {
+        &self.0
+    }
+
     /// The failure of a request to a store that panicked. The request may have been applied by then.
     #[cold]
     pub(crate) fn into_error(self) -> BackendError {

@@ -16,6 +16,7 @@ use crate::base::clock::Clock;
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::owner_info::OwnerLabel;
+use crate::exec::panic_boundary;
 
 mod batches;
 mod dropped;
@@ -47,8 +48,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// fails with `MaybeApplied` may have been applied, so [`ReleaseOutcome::NotHeld`] then counts as
 /// [`ReleaseOutcome::Freed`].
 ///
+/// Some keys have a hash tag, such as `{lost}:a`, so that a cluster keeps them at one server.
+///
 /// # Panics
-/// With the broken rule; if an answer takes longer than 30 seconds; and outside of a tokio runtime.
+/// With the broken rule and what was found; if an answer takes longer than 30 seconds; and outside of a tokio runtime.
 pub async fn conformance<B: Backend>(one: B, other: B) {
     let fencing = one.capabilities().fencing;
     let suite = Arc::new(Suite::new(one, other));
@@ -57,6 +60,25 @@ pub async fn conformance<B: Backend>(one: B, other: B) {
         suite.all_of_fences().await;
     } else {
         suite.fences_are_rejected().await;
+    }
+}
+
+/// Checks rules one after the other.
+macro_rules! rules {
+    ($suite:ident: $($name:ident,)*) => {
+        $(rule(stringify!($name), $suite.$name()).await;)*
+    };
+}
+use rules;
+
+/// Checks one rule. Its name is in the message of the panic.
+async fn rule(name: &str, check: impl Future<Output = ()>) {
+    let checked = async {
+        check.await;
+        Ok(())
+    };
+    if let Err(panic) = panic_boundary::run(checked, Err).await {
+        panic!("the store breaks the rule `{}`: {}", name.replace('_', " "), panic.message());
     }
 }
 
@@ -110,42 +132,62 @@ impl<B: Backend> Suite<B> {
     }
 
     async fn all_but_fences(self: &Arc<Self>) {
-        self.it_is_healthy().await;
-        self.one_owner_at_a_time().await;
-        self.a_retry_by_the_owner_succeeds_again().await;
-        self.only_the_owner_renews_and_releases().await;
-        self.several_keys_are_taken_together_or_not_at_all().await;
-        self.a_queued_owner_takes_several_keys_one_by_one().await;
-        self.batches_answer_in_order().await;
-        self.a_batch_of_acquires_answers_in_order().await;
-        self.leases_of_different_sizes_are_renewed_together().await;
-        self.one_of_a_batch_has_the_key().await;
-        self.the_holder_of_a_key_is_shown().await;
-        self.the_process_of_a_holder_is_shown().await;
-        self.the_wait_queue_of_a_key_is_shown().await;
-        self.a_change_is_notified_if_the_store_can().await;
-        self.unusual_keys_are_distinct().await;
-        self.a_hundred_owners_take_turns().await;
-        self.a_dropped_call_disturbs_no_other().await;
-        self.one_of_concurrent_requests_has_a_free_key().await;
-        self.one_of_concurrent_requests_has_several_keys().await;
-        self.one_of_two_threads_has_a_free_key().await;
-        self.a_late_renewal_takes_nothing_from_the_next_owner().await;
-        self.a_late_release_takes_nothing_from_the_next_owner().await;
+        rules! {
+            self:
+            it_is_healthy,
+            one_owner_at_a_time,
+            a_retry_by_the_owner_succeeds_again,
+            only_the_owner_renews_and_releases,
+            several_keys_are_taken_together_or_not_at_all,
+            a_queued_owner_takes_several_keys_one_by_one,
+            batches_answer_in_order,
+            a_batch_of_acquires_answers_in_order,
+            leases_of_different_sizes_are_renewed_together,
+            one_of_a_batch_has_the_key,
+            the_holder_of_a_key_is_shown,
+            the_process_of_a_holder_is_shown,
+            the_wait_queue_of_a_key_is_shown,
+            a_change_is_notified_if_the_store_can,
+            unusual_keys_are_distinct,
+            a_hundred_owners_take_turns,
+            a_dropped_call_disturbs_no_other,
+            one_of_concurrent_requests_has_a_free_key,
+            one_of_concurrent_requests_has_several_keys,
+            one_of_two_threads_has_a_free_key,
+            a_late_renewal_takes_nothing_from_the_next_owner,
+            a_late_release_takes_nothing_from_the_next_owner,
+        }
         // These mostly sleep, so they run at the same time.
         tokio::join!(
-            self.a_late_retry_for_less_time_shortens_nothing(),
-            self.a_grant_ends_with_its_ttl(),
-            self.a_grant_that_has_ended_stays_so(),
-            self.a_renewal_counts_from_now(),
-            self.every_key_of_a_lease_is_renewed(),
-            self.one_of_several_keys_is_lost(),
-            self.a_kept_key_stays_taken_for_a_while(),
-            self.a_min_hold_keeps_the_keys_from_the_grant_on(),
-            self.several_keys_are_kept_past_their_ttl(),
-            self.only_the_owner_keeps(),
-            self.an_end_of_the_ttl_is_found_as_promised(),
-            self.one_of_concurrent_requests_has_an_expired_key(),
+            rule(
+                "a_late_retry_for_less_time_shortens_nothing",
+                self.a_late_retry_for_less_time_shortens_nothing()
+            ),
+            rule("a_grant_ends_with_its_ttl", self.a_grant_ends_with_its_ttl()),
+            rule("a_grant_that_has_ended_stays_so", self.a_grant_that_has_ended_stays_so()),
+            rule("a_look_extends_nothing", self.a_look_extends_nothing()),
+            rule("a_renewal_counts_from_now", self.a_renewal_counts_from_now()),
+            rule("every_key_of_a_lease_is_renewed", self.every_key_of_a_lease_is_renewed()),
+            rule("one_of_several_keys_is_lost", self.one_of_several_keys_is_lost()),
+            rule("a_kept_key_stays_taken_for_a_while", self.a_kept_key_stays_taken_for_a_while()),
+            rule("a_min_hold_needs_no_renewal", self.a_min_hold_needs_no_renewal()),
+            rule(
+                "a_min_hold_keeps_the_keys_from_the_grant_on",
+                self.a_min_hold_keeps_the_keys_from_the_grant_on()
+            ),
+            rule(
+                "several_keys_are_kept_past_their_ttl",
+                self.several_keys_are_kept_past_their_ttl()
+            ),
+            rule("only_the_owner_keeps", self.only_the_owner_keeps()),
+            rule(
+                "an_end_of_the_ttl_is_found_as_promised",
+                self.an_end_of_the_ttl_is_found_as_promised()
+            ),
+            rule(
+                "one_of_concurrent_requests_has_an_expired_key",
+                self.one_of_concurrent_requests_has_an_expired_key()
+            ),
         );
     }
 
@@ -226,7 +268,11 @@ impl<B: Backend> Suite<B> {
             LeaseStatus::NotHeld,
             "another owner renews nothing"
         );
-        assert_eq!(holds(&self.one, &mine).await, LeaseStatus::Held, "other owners change nothing");
+        assert_eq!(
+            holds(&self.one, &mine).await,
+            LeaseStatus::Held,
+            "a renewal and a release by another owner change no lease"
+        );
         release(&self.one, &mine).await;
         assert_eq!(
             renew(&self.one, &mine).await,
@@ -322,14 +368,18 @@ impl<B: Backend> Suite<B> {
         for claim in &claims {
             let answer = attempt(&self.one, claim).await;
             let is_granted = matches!(answer, AcquireOutcome::Acquired { .. });
-            assert!(is_granted, "{:?} is a key of its own", claim.keys);
+            assert!(
+                is_granted,
+                "{} is not told apart from a key before it",
+                quoted(&claim.keys[0])
+            );
         }
         for claim in &claims {
             assert_eq!(
                 release(&self.other, claim).await,
                 ReleaseOutcome::Freed,
-                "{:?} is a key of its own",
-                claim.keys
+                "{} is not told apart from a key that was released",
+                quoted(&claim.keys[0])
             );
         }
     }
@@ -375,6 +425,16 @@ impl<B: Backend> Suite<B> {
             claim.attempt += 1;
             tokio::time::sleep(SHORT / 30).await;
         }
+    }
+}
+
+/// The key, without the middle of a long one.
+fn quoted(key: &Key) -> String {
+    match key.as_str() {
+        long if long.len() > 100 => {
+            format!("a key of {} bytes that ends in {:?}", long.len(), &long[long.len() - 4..])
+        }
+        text => format!("the key {text:?}"),
     }
 }
 
@@ -431,13 +491,15 @@ async fn granted<B: Backend>(backend: &B, claim: &AcquireRequest) -> Option<Fenc
         claim.attempt += 1;
         tokio::time::sleep(SHORT / 30).await;
     }
-    panic!("{:?} should have been free", claim.keys);
+    panic!("the owner did not get {:?}, which no other owner holds", claim.keys);
 }
 
 async fn contended<B: Backend>(backend: &B, claim: &AcquireRequest) -> Option<Duration> {
     match attempt(backend, claim).await {
         AcquireOutcome::Contended { expires_in, .. } => expires_in,
-        AcquireOutcome::Acquired { .. } => panic!("{:?} has two owners", claim.keys),
+        AcquireOutcome::Acquired { .. } => {
+            panic!("{:?} was granted although another owner holds it", claim.keys)
+        }
     }
 }
 

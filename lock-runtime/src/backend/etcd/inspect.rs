@@ -30,7 +30,7 @@ impl EtcdLocks {
         let count = usize::try_from(queue.count()?).unwrap_or_default();
         let fenced = answer.found(1)?.first().map_or(0, |fence| fence.modified);
         let prefix = names.queue(lock).len();
-        let token = |it: &KeyValue| it.key.get(prefix..).and_then(Owner::in_bytes);
+        let token = |it: &KeyValue| it.key.get(prefix..).and_then(Owner::from_bytes);
         let tag = |it: &KeyValue| token(it).map(|owner| owner.tag());
         let Some((first, waiters)) = queue.found()?.split_first() else {
             return Ok(Inspection::new(None).with_queue([], 0));

@@ -25,7 +25,7 @@ impl InspectedRows {
         info: Option<&[u8]>,
     ) {
         let expires_in = Duration::from_micros(u64::try_from(expires_in).unwrap_or_default());
-        let owner = Owner::in_bytes(owner);
+        let owner = Owner::from_bytes(owner);
         let tag = owner.map(|owner| owner.tag());
         let info = tag.zip(info).and_then(|(tag, info)| info_of(tag, info));
         let holder = LockHolder::new(tag).with_token(owner).with_info(info);
@@ -35,7 +35,7 @@ impl InspectedRows {
 
     /// A row of a queue with `waiting` rows.
     pub(crate) fn add_waiter(&mut self, owner: &[u8], waiting: i64) {
-        self.waiters.push(WaitingOwner::new(Owner::in_bytes(owner).map(|owner| owner.tag())));
+        self.waiters.push(WaitingOwner::new(Owner::from_bytes(owner).map(|owner| owner.tag())));
         self.waiting = waiting;
     }
 

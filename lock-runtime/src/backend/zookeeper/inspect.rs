@@ -111,5 +111,5 @@ fn tag(contender: &Contender) -> Option<OwnerTag> {
 
 /// An identifier of Curator has dashes, and names no owner token.
 fn token(contender: &Contender) -> Option<Owner> {
-    contender.owner().and_then(|owner| Owner::in_bytes(owner.as_bytes()))
+    contender.owner().and_then(|owner| Owner::from_bytes(owner.as_bytes()))
 }

@@ -73,6 +73,21 @@ impl<B: Backend> Suite<B> {
         release(&self.other, &theirs).await;
     }
 
+    /// Whether a lease is held is only read.
+    pub(super) async fn a_look_extends_nothing(&self) {
+        let mine = claim(["looked at"], SHORT);
+        let began = self.clock.now();
+        granted(&self.one, &mine).await;
+        while holds(&self.other, &mine).await == LeaseStatus::Held {
+            let held_for = self.clock.now().since(began);
+            assert!(
+                held_for < SHORT * 20,
+                "a lease of {SHORT:?} that is read again and again is held after {held_for:?}"
+            );
+            tokio::time::sleep(SHORT / 10).await;
+        }
+    }
+
     pub(super) async fn a_renewal_counts_from_now(&self) {
         let mine = claim(["renewal"], KEPT);
         let began = self.clock.now();

@@ -78,6 +78,22 @@ impl<B: Backend> Suite<B> {
         release(&self.one, &mine).await;
     }
 
+    /// The owner sends nothing after its grant.
+    pub(super) async fn a_min_hold_needs_no_renewal(&self) {
+        let hold = SHORT * 4;
+        let mine = AcquireRequest { min_hold: hold, ..claim(["unrenewed"], SHORT) };
+        let began = self.clock.now();
+        granted(&self.one, &mine).await;
+        let theirs = claim(["unrenewed"], LONG);
+        self.granted_within(&self.other, &theirs, SHORT * 40).await;
+        let lasted = self.clock.now().since(began);
+        assert!(
+            lasted + Duration::from_millis(2) >= hold,
+            "a min_hold of {hold:?} with a ttl of {SHORT:?} was over after {lasted:?}"
+        );
+        release(&self.other, &theirs).await;
+    }
+
     pub(super) async fn a_min_hold_keeps_the_keys_from_the_grant_on(&self) {
         // All three requests below arrive within it, even on a busy machine.
         let hold = SHORT * 10;

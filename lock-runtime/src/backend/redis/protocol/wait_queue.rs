@@ -161,7 +161,7 @@ pub(crate) fn owner_tag(holder: &[u8]) -> Option<OwnerTag> {
 pub(crate) fn owner_in(holder: &[u8]) -> Option<Owner> {
     let (owner, rest) = holder.split_at_checked(OWNER_LEN)?;
     let is_token = rest.is_empty() || rest.starts_with(b"@");
-    Owner::in_bytes(owner).filter(|_| is_token)
+    Owner::from_bytes(owner).filter(|_| is_token)
 }
 
 /// How long a queued waiter waits for a message before it claims again. Shorter near the head, in case a message was

@@ -150,7 +150,7 @@ impl StoredVote {
 fn owner_of_vote(token: &[u8]) -> Option<Owner> {
     let (owner, attempt) = token.split_at_checked(OWNER_LEN)?;
     let is_token = attempt.is_empty() || attempt.starts_with(b"/");
-    Owner::in_bytes(owner).filter(|_| is_token)
+    Owner::from_bytes(owner).filter(|_| is_token)
 }
 
 impl BallotRequest {
