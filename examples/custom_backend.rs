@@ -109,10 +109,14 @@ impl Backend for Table {
         let mut release = |ReleaseRequest { lease, free_after, .. }: &ReleaseRequest| {
             let held = rows.held(lease);
             for key in lease.keys.iter() {
+                // What has expired is not kept for longer.
+                let is_own = rows.holder(key).is_some_and(|row| row.owner == lease.owner);
                 match rows.by_key.get_mut(key) {
-                    Some(row) if row.owner != lease.owner => {}
-                    Some(row) if !free_after.is_zero() => row.expires = now() + *free_after,
-                    _ => drop(rows.by_key.remove(key)),
+                    Some(row) if is_own && !free_after.is_zero() => {
+                        row.expires = now() + *free_after
+                    }
+                    Some(_) if is_own => drop(rows.by_key.remove(key)),
+                    _ => {}
                 }
             }
             Ok(if held == LeaseStatus::Held {

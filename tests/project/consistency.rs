@@ -275,7 +275,8 @@ fn every_feature_is_documented() {
 fn every_setting_of_a_pool_is_documented() {
     let chapter = read("docs/settings.md");
     let variables = read("lock-runtime/src/api/settings.rs");
-    let connect = read("lock-runtime/src/backend/connect.rs");
+    let settings = read("lock-runtime/src/base/pool_settings.rs");
+    let (settings, _) = settings.split_once("];").expect("the settings that no URL has");
     let builder = read("lock-runtime/src/api/pool.rs");
     let methods: Vec<&str> = builder
         .lines()
@@ -301,7 +302,7 @@ fn every_setting_of_a_pool_is_documented() {
         assert_eq!(variable.is_empty(), !variables.contains(&format!("`{method}`](")), "{method}");
         // What a program passes as a function has no text form.
         let of_text = !["problem", "on_current_runtime"].contains(&method);
-        let is_refused = connect.contains(&format!("(\"{method}\", "));
+        let is_refused = settings.contains(&format!("PoolSetting::new(\"{method}\", "));
         assert_eq!(is_refused, cells[3] == "no" && of_text, "{method}");
     }
 }
@@ -326,6 +327,17 @@ fn the_documented_tables_are_those_of_the_store() {
 }
 
 /// Every example is named in the README and started by a test.
+/// Doctests leave out what is for tests only.
+#[test]
+fn the_test_module_of_the_guide_is_one_that_runs() {
+    let chapter = read("docs/testing.md");
+    let (_, from) = chapter.split_once("```rust\n").expect("a block of code");
+    let (shown, _) = from.split_once("```").expect("its end");
+    let test = read("tests/api/guide_testing.rs");
+    let (_, run) = test.split_once("\n\n").expect("a comment first");
+    assert_eq!(run, shown);
+}
+
 #[test]
 fn every_example_is_shown() {
     let (readme, manifest) = (read("README.md"), read("examples/Cargo.toml"));
