@@ -4,10 +4,17 @@ use std::time::Duration;
 
 use crate::base::clock::Instant;
 use crate::base::key::Key;
-use crate::queue::key_queue::{KeyQueue, Linger, Waiter};
+use crate::queue::key_queue::{Holder, KeyQueue, Linger, Waiter};
 use crate::queue::wait_queue::WaitQueues;
 
 impl<W: Waiter> WaitQueues<W> {
+    /// Another lease of this process holds the lock under the same grant.
+    pub(crate) fn transfer_holder(&self, key: &Key, holder: Holder) {
+        if let Some(queue) = self.lock().by_key.get_mut(key) {
+            queue.set_holder(holder);
+        }
+    }
+
     /// Whether the lock of `key` may stay with the process unused: nothing waits for it, and no barging window is due.
     pub(crate) fn may_linger(
         &self,

@@ -327,13 +327,6 @@ impl<W: Waiter> WaitQueues<W> {
         }
     }
 
-    /// Another lease of this process holds the lock under the same grant.
-    pub(crate) fn transfer_holder(&self, key: &Key, holder: Holder) {
-        if let Some(queue) = self.lock().by_key.get_mut(key) {
-            queue.set_holder(holder);
-        }
-    }
-
     /// The queue sends its requests under `owner` from now on. Returns the signal to send one.
     pub(crate) fn set_owner(&self, key: &Key, owner: Owner) -> Arc<Notify> {
         let mut queues = self.lock();

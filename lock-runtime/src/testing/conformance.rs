@@ -23,6 +23,7 @@ mod dropped;
 mod expiry;
 mod fences;
 mod inspections;
+mod keys;
 mod min_hold;
 mod races;
 mod several_keys;
@@ -342,48 +343,6 @@ impl<B: Backend> Suite<B> {
         release(&self.other, &theirs).await;
     }
 
-    async fn unusual_keys_are_distinct(&self) {
-        let long = "x".repeat(511);
-        let (long, other_end) = (format!("{long}1"), format!("{long}2"));
-        let odd = [
-            "a b",
-            "a b ",
-            "a:b",
-            "{a}b",
-            "a{",
-            "}",
-            "ünï→☃",
-            "u\u{308}nï→☃",
-            "uni→☃",
-            "a\r\nb",
-            "a\0b",
-            "a\0c",
-            "*",
-            "A",
-            "a",
-            &long,
-            &other_end,
-        ];
-        let claims: Vec<_> = odd.iter().map(|key| claim([*key], LONG)).collect();
-        for claim in &claims {
-            let answer = attempt(&self.one, claim).await;
-            let is_granted = matches!(answer, AcquireOutcome::Acquired { .. });
-            assert!(
-                is_granted,
-                "{} is not told apart from a key before it",
-                quoted(&claim.keys[0])
-            );
-        }
-        for claim in &claims {
-            assert_eq!(
-                release(&self.other, claim).await,
-                ReleaseOutcome::Freed,
-                "{} is not told apart from a key that was released",
-                quoted(&claim.keys[0])
-            );
-        }
-    }
-
     async fn a_hundred_owners_take_turns(&self) {
         let inside = std::cell::Cell::new(0);
         for n in 0..100 {
@@ -425,16 +384,6 @@ impl<B: Backend> Suite<B> {
             claim.attempt += 1;
             tokio::time::sleep(SHORT / 30).await;
         }
-    }
-}
-
-/// The key, without the middle of a long one.
-fn quoted(key: &Key) -> String {
-    match key.as_str() {
-        long if long.len() > 100 => {
-            format!("a key of {} bytes that ends in {:?}", long.len(), &long[long.len() - 4..])
-        }
-        text => format!("the key {text:?}"),
     }
 }
 
