@@ -57,7 +57,8 @@ impl CallKeys {
 
 impl FromIterator<Key> for CallKeys {
     fn from_iter<I: IntoIterator<Item = Key>>(keys: I) -> Self {
-        let mut keys = keys.into_iter();
+        // An iterator of results goes on after its first error.
+        let mut keys = keys.into_iter().fuse();
         match (keys.next(), keys.next()) {
             (Some(key), None) => Self::One(key),
             (first, second) => Self::Several(first.into_iter().chain(second).chain(keys).collect()),
@@ -73,4 +74,30 @@ fn too_many(count: usize) -> LockError {
     LockError::new(ErrorKind::Config, message).remedy(
         "lock one key for all of them, or acquire them with several requests, in the same order everywhere",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_key_is_the_same_as_a_list_of_one() {
+        let collected: CallKeys = [Key::from("a")].into_iter().collect();
+        assert!(matches!(&collected, CallKeys::One(key) if key.as_str() == "a"));
+        let listed = CallKeys::Several(vec![Key::from("a"), Key::from("a")]);
+        assert_eq!(collected.sorted("p:").unwrap(), listed.sorted("p:").unwrap());
+        let none: CallKeys = [].into_iter().collect();
+        assert_eq!(none.sorted("").unwrap_err().kind(), ErrorKind::InvalidKey);
+        let three: CallKeys = ["c", "a", "b", "a"].map(Key::from).into_iter().collect();
+        assert_eq!(three.first(), Some(&Key::from("c")));
+        assert_eq!(&*three.sorted("").unwrap(), ["a", "b", "c"].map(Key::from));
+    }
+
+    #[test]
+    fn the_first_key_that_is_invalid_is_the_error() {
+        let keys = ["a", "b", "c"];
+        let refused = |key| Err::<Key, _>(LockError::new(ErrorKind::InvalidKey, key));
+        let error = keys.into_iter().map(refused).collect::<Result<CallKeys, _>>().unwrap_err();
+        assert_eq!(error.cause(), "a");
+    }
 }

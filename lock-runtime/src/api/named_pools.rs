@@ -14,7 +14,7 @@ use crate::base::process::OfProcess;
 use crate::exec::panic_boundary;
 use crate::lock::shutdown::ShutdownReport;
 
-// There are few, so that comparisons cost less than a hash.
+// There are few: comparisons cost less than a hash.
 static POOLS: OfProcess<RwLock<BTreeMap<String, LockPool>>> = OfProcess::new();
 
 fn pools() -> &'static RwLock<BTreeMap<String, LockPool>> {

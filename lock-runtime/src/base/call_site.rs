@@ -34,7 +34,7 @@ pub struct Site {
     pool: Option<&'static str>,
     /// What grants say about the location, once there has been a grant.
     location_text: OnceCell<String>,
-    /// What the options come to in the first pool that a call used.
+    /// The policy of the options in the first pool that a call used.
     policy: OnceBox<(Defaults, Policy)>,
 }
 

@@ -43,13 +43,13 @@ impl<T> TimerQueue<T> {
         }
     }
 
-    /// Replaces the entry by one of the same moment. Returns the new one if the former is not here.
-    pub(crate) fn replace(&self, at: Instant, id: u64, entry: T) -> Result<(), T> {
+    /// Replaces the entry `former` of this moment by `entry`, under the number `id`. Returns the new one if the former is not here.
+    pub(crate) fn replace(&self, at: Instant, former: u64, id: u64, entry: T) -> Result<(), T> {
         let mut timers = self.timers();
-        let Some(present) = timers.entries.get_mut(&(at, id)) else { return Err(entry) };
-        let former = std::mem::replace(present, entry);
+        let Some(removed) = timers.entries.remove(&(at, former)) else { return Err(entry) };
+        timers.entries.insert((at, id), entry);
         drop(timers);
-        drop(former);
+        drop(removed);
         Ok(())
     }
 

@@ -20,8 +20,6 @@ pub(crate) struct Grant {
     pub(super) stored_until: Instant,
     /// `None` for a new grant.
     pub(super) next_renewal: Option<Instant>,
-    /// The number of the timer of its renewals. `None` for a new grant.
-    pub(super) timer: Option<u64>,
     /// When the store has forgotten what its renewals that were never answered may have left there, if there are any.
     pub(super) late_renewals_until: Option<Instant>,
     pub(super) fences: Option<Fences>,
@@ -47,7 +45,6 @@ impl Grant {
             valid_until: sent + policy.ttl.validity(),
             stored_until: sent + policy.kept_for(),
             next_renewal: None,
-            timer: None,
             late_renewals_until: None,
             fences,
             permit,

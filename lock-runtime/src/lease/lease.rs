@@ -89,10 +89,8 @@ pub(crate) struct Lease {
     valid_until: AtomicU64,
     /// The latest time at which the store itself forgets the lease.
     stored_until: AtomicU64,
-    /// The position of the lease in the queue of renewals, with the number of its timer.
+    /// The position of the lease in the queue of renewals.
     scheduled_at: AtomicU64,
-    /// One for all leases of a grant: the lease of a hand-off takes the place of the former one.
-    pub(crate) timer: u64,
     state: Mutex<LeaseState>,
     renewed: Notify,
 }
@@ -162,7 +160,6 @@ impl Lease {
             valid_until: AtomicU64::new(valid_until.as_nanos()),
             stored_until: AtomicU64::new(grant.stored_until.as_nanos()),
             scheduled_at: AtomicU64::new(0),
-            timer: grant.timer.unwrap_or(id),
             state: Mutex::new(LeaseState {
                 phase: Phase::Held,
                 loss: None,
@@ -220,7 +217,6 @@ impl Lease {
             valid_until,
             stored_until: self.stored_until(),
             next_renewal: state.next_renewal,
-            timer: Some(self.timer),
             late_renewals_until: state.late_renewals_until,
             fences: state.fences,
             permit: state.permit.take(),

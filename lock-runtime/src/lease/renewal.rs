@@ -94,24 +94,24 @@ impl RenewalScheduler {
     pub(crate) fn cancel(&self, lease: &Lease) {
         let scheduled_at = lease.schedule_at(UNSCHEDULED);
         if scheduled_at != UNSCHEDULED {
-            self.0.remove(scheduled_at, lease.timer);
+            self.0.remove(scheduled_at, lease.id);
         }
     }
 
-    /// Schedules the next renewal of `lease`, which has taken over the grant of `former`. It stays where that one was, unless it is
-    /// due earlier.
+    /// Schedules the next renewal of `lease`, which has taken over the grant of `former`. A timer that is due early enough is
+    /// replaced, so that the waiting task is not woken.
     pub(crate) fn transfer(&self, former: &Lease, lease: &Arc<Lease>) {
         let Some(due) = lease.due() else { return self.cancel(former) };
-        // The number of the timer is that of the next lease from now on.
+        // Each lease has a timer of its own: the driver may be about to schedule the former one, after an answer.
         let scheduled_at = former.schedule_at(UNSCHEDULED);
         if scheduled_at != UNSCHEDULED && scheduled_at <= due {
             // A lease that is cancelled at this moment is found to be over when it is due.
             lease.schedule_at(scheduled_at);
-            if self.0.replace(scheduled_at, lease.timer, lease.clone()).is_ok() {
+            if self.0.replace(scheduled_at, former.id, lease.id, lease.clone()).is_ok() {
                 return;
             }
         } else if scheduled_at != UNSCHEDULED {
-            self.0.remove(scheduled_at, lease.timer);
+            self.0.remove(scheduled_at, former.id);
         }
         self.insert(lease, due);
     }
@@ -127,9 +127,9 @@ impl RenewalScheduler {
         // A lease that is cancelled at this moment is found to be over when it is due.
         let scheduled_at = lease.schedule_at(due);
         if scheduled_at != UNSCHEDULED {
-            self.0.remove(scheduled_at, lease.timer);
+            self.0.remove(scheduled_at, lease.id);
         }
-        self.0.insert(due, lease.timer, lease.clone());
+        self.0.insert(due, lease.id, lease.clone());
     }
 
     /// Renews leases when they are due. Runs on the driver for the life of the pool.
@@ -309,6 +309,59 @@ impl Drop for Unanswered<'_> {
             let now = self.clock.now();
             lease.on_renewal_failed(now, now, error);
             self.renewals.schedule(&lease);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::lease::HoldTimes;
+    use crate::lease::lease::tests::lease_with;
+
+    fn successor(former: &Arc<Lease>) -> Arc<Lease> {
+        let clock = Clock::Boot;
+        let (grant, _) = former.transfer(&former.spec, clock.now()).unwrap();
+        let id = former.id + 1;
+        let (spec, times) = (former.spec.clone(), HoldTimes::now(clock));
+        Arc::new(Lease::new(id, "pool".into(), spec, grant, times, clock))
+    }
+
+    fn scheduled(renewals: &RenewalScheduler) -> Vec<u64> {
+        let all = renewals.0.take_until(Instant::from_nanos(u64::MAX));
+        all.iter().map(|lease| lease.id).collect()
+    }
+
+    #[test]
+    fn the_lease_of_a_hand_off_takes_the_timer_of_the_former_one() {
+        let (renewals, former) = (RenewalScheduler::default(), lease_with(1));
+        renewals.schedule(&former);
+        let next = successor(&former);
+        renewals.transfer(&former, &next);
+        renewals.cancel(&former);
+        assert_eq!(scheduled(&renewals), [2]);
+        renewals.schedule(&next);
+        renewals.cancel(&next);
+        assert!(scheduled(&renewals).is_empty());
+    }
+
+    /// The driver has the answer to a renewal of the former lease, and has read when the next one is due.
+    #[test]
+    fn a_hand_off_keeps_its_timer_while_the_driver_schedules_the_former_lease() {
+        for is_first in [true, false] {
+            let (renewals, former) = (RenewalScheduler::default(), lease_with(1));
+            let due = former.due().unwrap();
+            let next = successor(&former);
+            assert_eq!(next.due(), Some(due));
+            if is_first {
+                renewals.insert(&former, due);
+            }
+            renewals.transfer(&former, &next);
+            if !is_first {
+                renewals.insert(&former, due);
+            }
+            renewals.cancel(&former);
+            assert_eq!(scheduled(&renewals), [2], "{is_first}");
         }
     }
 }

@@ -147,7 +147,15 @@ impl PoolCore {
                 driver: config.driver.clone(),
                 request_timeout,
                 end_hold: Box::new(release),
-                on_outcome: Box::new(move |sent, outcome| status.report(sent, outcome)),
+                on_outcome: {
+                    let queue = queue.clone();
+                    Box::new(move |sent, outcome| {
+                        if outcome.is_ok() {
+                            queue.clear_failure();
+                        }
+                        status.report(sent, outcome);
+                    })
+                },
                 failures: Throttle::default(),
             };
             let driver = &config.driver;

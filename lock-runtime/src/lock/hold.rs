@@ -77,9 +77,9 @@ fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
         }
         let (transferred, listeners) = lease.transfer(spec, now)?;
         let holder = Holder { lease: core.tracker.next_id(), owner: transferred.owner, since: now };
-        Some((holder, (holder, transferred, listeners)))
+        Some((holder, (transferred, listeners)))
     });
-    let Some((entry, (holder, transferred, listeners))) = next else { return false };
+    let Some((entry, holder, (transferred, listeners))) = next else { return false };
     if lease.has_holder() {
         events::handed_off(lease.origin(), lease.held_for());
     }

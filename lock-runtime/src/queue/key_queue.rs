@@ -294,15 +294,18 @@ impl<W> KeyQueue<W> {
         self.waits.iter().flat_map(|waits| waits.entries.values())
     }
 
-    /// The first waiter, if it waits for the lock and the permit is not reserved for an earlier rank.
-    pub(super) fn first_for_lock(&self) -> Option<&W> {
+    /// The first entry, unless the permit is reserved for an earlier rank.
+    pub(super) fn head(&self) -> Option<&QueueEntry<W>> {
         let waits = self.waits.as_deref()?;
         let (&id, entry) = waits.entries.first_key_value()?;
-        match &entry.wait_for {
-            WaitFor::Lock(waiter) if waits.reserved_for.is_none_or(|rank| rank >= id) => {
-                Some(waiter)
-            }
-            WaitFor::Lock(_) | WaitFor::Permits(_) => None,
+        waits.reserved_for.is_none_or(|rank| rank >= id).then_some(entry)
+    }
+
+    /// The [`head`](Self::head), if it waits for the lock.
+    pub(super) fn lock_head(&self) -> Option<&W> {
+        match &self.head()?.wait_for {
+            WaitFor::Lock(waiter) => Some(waiter),
+            WaitFor::Permits(_) => None,
         }
     }
 

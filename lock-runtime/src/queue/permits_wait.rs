@@ -332,11 +332,8 @@ impl<W: Waiter> Queues<W> {
     pub(super) fn candidate(&mut self, key: &Key, clock: Clock) -> Option<Candidate> {
         loop {
             let queue = self.by_key.get_mut(key)?;
-            let entry = queue.entries().next()?;
+            let entry = queue.head()?;
             let id = entry.id;
-            if queue.reserved_for().is_some_and(|rank| rank < id) {
-                return None;
-            }
             let WaitFor::Permits(wait) = &entry.wait_for else { return Some(Candidate::Lock(id)) };
             let keys = wait.keys.clone();
             match self.missing(id, &keys, Some(key)) {

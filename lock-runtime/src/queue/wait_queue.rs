@@ -46,7 +46,8 @@ pub(crate) struct WaitQueues<W> {
 
 #[derive(Debug)]
 pub(super) struct Queues<W> {
-    /// A call looks its key up several times, so the hash is a quick one. Its seed is random, because clients may choose keys.
+    /// A call looks its key up several times, so the hash is a quick one, with a random seed. Entries stay only while their
+    /// key is in use.
     pub(super) by_key: HashMap<Key, KeyQueue<W>>,
     /// The queue that each request for several keys waits in.
     pub(super) positions: HashMap<u64, Key>,
@@ -295,14 +296,14 @@ impl<W: Waiter> WaitQueues<W> {
         barging_interval: Option<Duration>,
         now: impl FnOnce() -> Instant,
         transfer: impl FnOnce(&LockSpec, bool, Instant) -> Option<(Holder, T)>,
-    ) -> Option<(QueueEntry<W>, T)> {
+    ) -> Option<(QueueEntry<W>, Holder, T)> {
         let mut queues = self.lock();
         let mut queue = queues.by_key.get_mut(key)?;
-        if queue.first_for_lock().is_none() {
+        if queue.lock_head().is_none() {
             let Some(Candidate::Lock(_)) = queues.candidate(key, self.clock) else { return None };
             queue = queues.by_key.get_mut(key)?;
         }
-        let waiter = queue.first_for_lock()?;
+        let waiter = queue.lock_head()?;
         let now = now();
         if queue.is_barging_due(barging_interval, now) {
             return None;
@@ -312,7 +313,7 @@ impl<W: Waiter> WaitQueues<W> {
         queue.set_holder(holder);
         drop(queues);
         self.remove_deadline(&entry);
-        Some((entry, next))
+        Some((entry, holder, next))
     }
 
     /// A lease of this process, with the permits of `keys`, holds them, by an answer of the store.
@@ -427,6 +428,11 @@ impl<W: Waiter> WaitQueues<W> {
     /// The error of a wait for `key` that ends at `now`.
     pub(crate) fn wait_error(&self, key: &Key, end: impl Into<WaitEnd>, now: Instant) -> LockError {
         self.lock().wait_error(key, end, now)
+    }
+
+    /// The store has answered.
+    pub(crate) fn clear_failure(&self) {
+        self.lock().last_failure = None;
     }
 
     /// The last failure of any key, until the store answers again.

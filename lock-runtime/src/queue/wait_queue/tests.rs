@@ -190,7 +190,7 @@ fn a_hand_off_is_one_step_and_sees_contention() {
     assert_eq!(queues.head(&KEY).unwrap().id, id, "a refused hand-off changes nothing");
     assert_eq!(queues.wake(KEY.as_str()), None);
     queues.mark_contended(KEY.as_str());
-    let (entry, contended) =
+    let (entry, _, contended) =
         queues.hand_off(&KEY, None, || now, |_, contended, _| Some((holder, contended))).unwrap();
     assert_eq!((entry.id, contended), (id, true));
     assert_eq!(queues.wake(KEY.as_str()), Some(holder.lease));
@@ -391,7 +391,7 @@ fn contention_is_known_from_the_grant_and_stays_until_the_next_owner() {
     let holder = Holder { lease: 7, owner, since: now };
     let is_contended = || {
         enqueued(&queues, &TestWaiter::new("k", false));
-        queues.hand_off(&KEY, None, || now, |_, contended, _| Some((holder, contended))).unwrap().1
+        queues.hand_off(&KEY, None, || now, |_, contended, _| Some((holder, contended))).unwrap().2
     };
     for (answer, expected) in [
         (Contention::None, false),
