@@ -621,7 +621,7 @@ macro_rules! stores {
 #[tokio::test(start_paused = true)]
 async fn without_a_flaw_the_table_passes() {
     let [one, other] = Table::connections(Nothing);
-    conformance(one, other).await;
+    tokio::spawn(conformance(one, other)).await.unwrap();
 }
 
 stores! {

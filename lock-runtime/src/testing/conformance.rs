@@ -64,6 +64,24 @@ pub async fn conformance<B: Backend>(one: B, other: B) {
     }
 }
 
+/// The outcome of a request, which is repeated after a temporary error, as a pool does. No function: the future of one that
+/// takes an async closure is not known to be `Send`.
+macro_rules! retried {
+    ($request:expr) => {
+        answer(async {
+            loop {
+                match $request {
+                    Ok(outcome) => break outcome,
+                    Err(error) => assert_temporary(&error),
+                }
+                tokio::time::sleep(SHORT / 30).await;
+            }
+        })
+        .await
+    };
+}
+use retried;
+
 /// Checks rules one after the other.
 macro_rules! rules {
     ($suite:ident: $($name:ident,)*) => {
@@ -422,12 +440,11 @@ fn release_of(claim: &AcquireRequest) -> ReleaseRequest {
 /// The outcome of one request. A temporary failure is retried, as a pool does.
 async fn attempt<B: Backend>(backend: &B, claim: &AcquireRequest) -> AcquireOutcome {
     let mut claim = claim.clone();
-    retried(async || {
+    retried!({
         let outcome = one(backend.acquire(std::slice::from_ref(&claim)).await);
         claim.attempt += 1;
         outcome
     })
-    .await
 }
 
 /// Expects a grant. Servers of one store may disagree for a moment when a lock ends, so it retries.
@@ -468,12 +485,11 @@ async fn renew<B: Backend>(backend: &B, claim: &AcquireRequest) -> LeaseStatus {
 }
 
 async fn renewed<B: Backend>(backend: &B, leases: &[LeaseRef]) -> Vec<LeaseStatus> {
-    retried(async || {
+    retried!({
         let outcomes = backend.renew(leases).await;
         assert_eq!(outcomes.len(), leases.len(), "one outcome for each lease");
         outcomes.into_iter().collect()
     })
-    .await
 }
 
 /// The outcome of a release that may have been repeated.
@@ -500,7 +516,7 @@ async fn release<B: Backend>(backend: &B, claim: &AcquireRequest) -> Released {
 /// Repeats only the releases that fail: an answer is final.
 async fn released<B: Backend>(backend: &B, releases: &[ReleaseRequest]) -> Vec<Released> {
     let mut answers = vec![Released::default(); releases.len()];
-    retried(async || {
+    retried!({
         let is_open = |at: &usize| answers[*at].outcome.is_none();
         let open: Vec<_> = (0..releases.len()).filter(is_open).collect();
         let requests: Vec<_> = open.iter().map(|at| releases[*at].clone()).collect();
@@ -518,33 +534,18 @@ async fn released<B: Backend>(backend: &B, releases: &[ReleaseRequest]) -> Vec<R
             }
         }
         failure.map_or(Ok(()), Err)
-    })
-    .await;
+    });
     answers
 }
 
 async fn holds<B: Backend>(backend: &B, claim: &AcquireRequest) -> LeaseStatus {
-    retried(async || backend.is_held(&lease(claim)).await).await
+    retried!(backend.is_held(&lease(claim)).await)
 }
 
 /// Frees what a race has left. Each of its outcomes is correct.
 async fn free_all<B: Backend>(backend: &B, claims: &[AcquireRequest]) {
     let releases: Vec<_> = claims.iter().map(release_of).collect();
     released(backend, &releases).await;
-}
-
-/// Repeats `request` after a temporary error, as a pool does.
-async fn retried<T>(mut request: impl AsyncFnMut() -> Result<T, BackendError>) -> T {
-    let retried = async {
-        loop {
-            match request().await {
-                Ok(outcome) => return outcome,
-                Err(error) => assert_temporary(&error),
-            }
-            tokio::time::sleep(SHORT / 30).await;
-        }
-    };
-    answer(retried).await
 }
 
 async fn answer<T>(call: impl Future<Output = T>) -> T {

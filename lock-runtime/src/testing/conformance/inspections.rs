@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{LONG, Suite, answer, claim, granted, holds, release, retried};
+use super::{
+    LONG, SHORT, Suite, answer, assert_temporary, claim, granted, holds, release, retried,
+};
 use crate::backend::{AcquireOutcome, AcquireRequest, Backend, Inspection, LeaseStatus};
 use crate::base::key::Key;
 
@@ -64,10 +66,9 @@ impl<B: Backend> Suite<B> {
             // Some stores queue an owner with its second request.
             for attempt in 0..2 {
                 theirs.attempt = attempt;
-                let outcome = retried(async || {
-                    super::one(backend.acquire(std::slice::from_ref(&theirs)).await)
-                });
-                assert!(matches!(outcome.await, AcquireOutcome::Contended { .. }), "it is held");
+                let outcome =
+                    retried!({ super::one(backend.acquire(std::slice::from_ref(&theirs)).await) });
+                assert!(matches!(outcome, AcquireOutcome::Contended { .. }), "it is held");
             }
             queued.push((backend, theirs));
         }
@@ -107,7 +108,7 @@ impl<B: Backend> Suite<B> {
     async fn until_free(&self, claim: &AcquireRequest) {
         let freed = async {
             while inspect(&self.other, claim).await.is_some_and(|shown| !shown.is_free()) {
-                tokio::time::sleep(super::SHORT / 30).await;
+                tokio::time::sleep(SHORT / 30).await;
             }
         };
         answer(freed).await;
@@ -117,5 +118,5 @@ impl<B: Backend> Suite<B> {
 /// What `backend` tells about the key of `claim`.
 async fn inspect<B: Backend>(backend: &B, claim: &AcquireRequest) -> Option<Inspection> {
     let keys: &Arc<[Key]> = &claim.keys;
-    retried(async || backend.inspect(&keys[0]).await).await
+    retried!(backend.inspect(&keys[0]).await)
 }
