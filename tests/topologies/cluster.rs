@@ -637,7 +637,8 @@ mod killed {
             }
             fences.push((key, fence));
             load.until_busy().await;
-            pool.health().await.unwrap();
+            let is_healthy = async || pool.health().await.is_ok();
+            eventually_async(DEADLINE, "all masters answer", is_healthy).await;
             block_in_place(|| {
                 master.restart();
                 cluster.until_whole();
