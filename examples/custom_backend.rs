@@ -113,7 +113,7 @@ impl Backend for Table {
                 let is_own = rows.holder(key).is_some_and(|row| row.owner == lease.owner);
                 match rows.by_key.get_mut(key) {
                     Some(row) if is_own && !free_after.is_zero() => {
-                        row.expires = now() + *free_after
+                        row.expires = now() + *free_after;
                     }
                     Some(_) if is_own => drop(rows.by_key.remove(key)),
                     _ => {}

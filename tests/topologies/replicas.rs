@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use lock_runtime::testing::{conformance, open_backend};
-use lock_runtime::{ErrorKind, LockError, LockPool};
+use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::sentinel::FakeSentinel;
 use lock_tests::{Monitor, RedisServer, eventually_async};

@@ -81,7 +81,7 @@ impl<B: Backend> DynBackend for B {
             }
             outcomes
         };
-        Box::pin(panic_boundary::run(call, |panic| of_each(panic.into_error(), requests.len())))
+        Box::pin(panic_boundary::run(call, |panic| of_each(&panic.into_error(), requests.len())))
     }
 
     fn renew<'a>(
@@ -89,7 +89,7 @@ impl<B: Backend> DynBackend for B {
         leases: &'a [LeaseRef],
     ) -> Boxed<'a, Vec<Result<LeaseStatus, BackendError>>> {
         let call = async { one_for_each(Backend::renew(self, leases).await, leases.len()) };
-        Box::pin(panic_boundary::run(call, |panic| of_each(panic.into_error(), leases.len())))
+        Box::pin(panic_boundary::run(call, |panic| of_each(&panic.into_error(), leases.len())))
     }
 
     fn release<'a>(
@@ -97,7 +97,7 @@ impl<B: Backend> DynBackend for B {
         requests: &'a [ReleaseRequest],
     ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>> {
         let call = async { one_for_each(Backend::release(self, requests).await, requests.len()) };
-        Box::pin(panic_boundary::run(call, |panic| of_each(panic.into_error(), requests.len())))
+        Box::pin(panic_boundary::run(call, |panic| of_each(&panic.into_error(), requests.len())))
     }
 
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>> {
@@ -154,16 +154,14 @@ fn one_for_each<T>(
         return outcomes;
     }
     let message = format!("the store gave {} outcomes for {count} entries", outcomes.len());
-    let error = BackendError::new(FailureKind::MaybeApplied, message);
-    of_each(
-        error.remedy("it is a bug of the `Backend`: one outcome for each entry, in order"),
-        count,
-    )
+    let error = BackendError::new(FailureKind::MaybeApplied, message)
+        .remedy("it is a bug of the `Backend`: one outcome for each entry, in order");
+    of_each(&error, count)
 }
 
 /// The outcomes of a call of `count` entries that has failed.
 #[cold]
-fn of_each<T>(error: BackendError, count: usize) -> Vec<Result<T, BackendError>> {
+fn of_each<T>(error: &BackendError, count: usize) -> Vec<Result<T, BackendError>> {
     (0..count).map(|_| Err(error.clone())).collect()
 }
 
