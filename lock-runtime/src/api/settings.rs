@@ -116,8 +116,8 @@ fn variable(pool: &str, setting: &str) -> String {
 fn check_names(pool: &str, present: &[String]) -> Result<(), LockError> {
     let start = variable(pool, "");
     let is_of_other_pool = |rest: &str| {
-        let ends = rest.match_indices('_').map(|(end, _)| end);
-        ends.into_iter().any(|end| present.contains(&format!("{start}{}_URL", &rest[..end])))
+        let mut ends = rest.match_indices('_');
+        ends.any(|(end, _)| present.contains(&format!("{start}{}_URL", &rest[..end])))
     };
     for name in present {
         let Some(rest) = name.strip_prefix(&start) else { continue };

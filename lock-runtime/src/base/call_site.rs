@@ -127,7 +127,7 @@ impl Site {
 /// The options of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallOptions<'a> {
-    /// Those that an annotated function is written with.
+    /// The arguments of the attribute.
     OfSite(&'static Site),
     Given(&'a LockOptions),
 }

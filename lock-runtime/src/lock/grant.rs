@@ -12,7 +12,7 @@ use crate::lease::held_lease::HeldLease;
 use crate::lease::lease::{HoldTimes, Lease};
 use crate::lock::core::PoolCore;
 use crate::lock::waiter::LeaseReply;
-use crate::queue::key_queue::Contention;
+use crate::queue::key_queue::{Contention, Holder};
 
 /// Makes a lease of `grant`: tracked, scheduled for renewal, known to the queues of its keys. The wait for it began at
 /// `requested_at`. `contention` is what the store says about other waiters.
@@ -31,16 +31,17 @@ pub(crate) fn lease(
 }
 
 /// Makes a lease of the grant that `former` has given up for it: tracked and scheduled for renewal in its place. The queue of
-/// the key knows it.
+/// the key knows it as `holder`.
 pub(super) fn successor(
     core: &Arc<PoolCore>,
     former: &Lease,
-    id: u64,
+    holder: Holder,
     spec: Arc<LockSpec>,
     grant: Grant,
-    times: HoldTimes,
+    requested_at: Instant,
 ) -> HeldLease {
-    let lease = acquired(core, id, spec, grant, times);
+    let times = HoldTimes { requested_at, granted_at: holder.since };
+    let lease = acquired(core, holder.lease, spec, grant, times);
     core.tracker.replace(former, &lease);
     core.renewals.transfer(former, &lease);
     HeldLease::new(lease, core.clone())

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{LeaseOwner, Releasing};
-use crate::lease::lease::{HoldTimes, Lease};
+use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::linger::{self, LingerOutcome};
@@ -84,9 +84,8 @@ fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
         events::handed_off(lease.origin(), lease.held_for());
     }
     if let WaitFor::Lock(waiter) = entry.wait_for {
-        let times = HoldTimes { requested_at: entry.since, granted_at: holder.since };
         // Dropped in this instant, the new lease is released or handed off in turn.
-        let next = grant::successor(core, lease, holder.lease, waiter.spec, transferred, times);
+        let next = grant::successor(core, lease, holder, waiter.spec, transferred, entry.since);
         grant::deliver(core, next, waiter.reply);
     }
     listeners.wake();

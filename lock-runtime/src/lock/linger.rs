@@ -12,7 +12,7 @@ use crate::base::measurement::Measurement;
 use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, LeaseOwner};
-use crate::lease::lease::{HoldTimes, Lease};
+use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::waiter::LockWaiter;
@@ -85,8 +85,7 @@ pub(super) fn take(
     idle.metrics.record(Measurement::HandedOff);
     let holder = Holder { lease: core.tracker.next_id(), owner: granted.owner, since: now };
     core.queue.transfer_holder(key, holder);
-    let times = HoldTimes { requested_at: since, granted_at: now };
-    let next = grant::successor(core, &idle, holder.lease, waiter.spec, granted, times);
+    let next = grant::successor(core, &idle, holder, waiter.spec, granted, since);
     grant::deliver(core, next, waiter.reply);
     Ok(())
 }

@@ -90,6 +90,13 @@ macro_rules! rules {
 }
 use rules;
 
+/// Checks rules at the same time.
+macro_rules! rules_at_once {
+    ($suite:ident: $($name:ident,)*) => {
+        tokio::join!($(rule(stringify!($name), $suite.$name())),*)
+    };
+}
+
 /// Checks one rule. Its name is in the message of the panic.
 async fn rule(name: &str, check: impl Future<Output = ()>) {
     let checked = async {
@@ -177,37 +184,23 @@ impl<B: Backend> Suite<B> {
             a_late_release_takes_nothing_from_the_next_owner,
         }
         // These mostly sleep, so they run at the same time.
-        tokio::join!(
-            rule(
-                "a_late_retry_for_less_time_shortens_nothing",
-                self.a_late_retry_for_less_time_shortens_nothing()
-            ),
-            rule("a_grant_ends_with_its_ttl", self.a_grant_ends_with_its_ttl()),
-            rule("a_grant_that_has_ended_stays_so", self.a_grant_that_has_ended_stays_so()),
-            rule("a_look_extends_nothing", self.a_look_extends_nothing()),
-            rule("a_renewal_counts_from_now", self.a_renewal_counts_from_now()),
-            rule("every_key_of_a_lease_is_renewed", self.every_key_of_a_lease_is_renewed()),
-            rule("one_of_several_keys_is_lost", self.one_of_several_keys_is_lost()),
-            rule("a_kept_key_stays_taken_for_a_while", self.a_kept_key_stays_taken_for_a_while()),
-            rule("a_min_hold_needs_no_renewal", self.a_min_hold_needs_no_renewal()),
-            rule(
-                "a_min_hold_keeps_the_keys_from_the_grant_on",
-                self.a_min_hold_keeps_the_keys_from_the_grant_on()
-            ),
-            rule(
-                "several_keys_are_kept_past_their_ttl",
-                self.several_keys_are_kept_past_their_ttl()
-            ),
-            rule("only_the_owner_keeps", self.only_the_owner_keeps()),
-            rule(
-                "an_end_of_the_ttl_is_found_as_promised",
-                self.an_end_of_the_ttl_is_found_as_promised()
-            ),
-            rule(
-                "one_of_concurrent_requests_has_an_expired_key",
-                self.one_of_concurrent_requests_has_an_expired_key()
-            ),
-        );
+        rules_at_once! {
+            self:
+            a_late_retry_for_less_time_shortens_nothing,
+            a_grant_ends_with_its_ttl,
+            a_grant_that_has_ended_stays_so,
+            a_look_extends_nothing,
+            a_renewal_counts_from_now,
+            every_key_of_a_lease_is_renewed,
+            one_of_several_keys_is_lost,
+            a_kept_key_stays_taken_for_a_while,
+            a_min_hold_needs_no_renewal,
+            a_min_hold_keeps_the_keys_from_the_grant_on,
+            several_keys_are_kept_past_their_ttl,
+            only_the_owner_keeps,
+            an_end_of_the_ttl_is_found_as_promised,
+            one_of_concurrent_requests_has_an_expired_key,
+        };
     }
 
     async fn it_is_healthy(&self) {

@@ -1,6 +1,7 @@
 //! Keys that stay taken after their release, or for a minimum time.
 
 use super::*;
+use crate::base::clock::Instant;
 
 impl<B: Backend> Suite<B> {
     pub(super) async fn a_kept_key_stays_taken_for_a_while(&self) {
@@ -85,13 +86,7 @@ impl<B: Backend> Suite<B> {
         let began = self.clock.now();
         granted(&self.one, &mine).await;
         let theirs = claim(["unrenewed"], LONG);
-        self.granted_within(&self.other, &theirs, SHORT * 40).await;
-        let lasted = self.clock.now().since(began);
-        assert!(
-            lasted + Duration::from_millis(2) >= hold,
-            "a min_hold of {hold:?} with a ttl of {SHORT:?} was over after {lasted:?}"
-        );
-        release(&self.other, &theirs).await;
+        self.lasts_for(hold, began, &theirs).await;
     }
 
     pub(super) async fn a_min_hold_keeps_the_keys_from_the_grant_on(&self) {
@@ -112,13 +107,7 @@ impl<B: Backend> Suite<B> {
             "what is kept for a min_hold is renewed like any other"
         );
         // The owner sends nothing from here on.
-        self.granted_within(&self.other, &theirs, SHORT * 40).await;
-        let lasted = self.clock.now().since(began);
-        assert!(
-            lasted + Duration::from_millis(2) >= hold,
-            "a min_hold of {hold:?} with a ttl of {SHORT:?} was over after {lasted:?}"
-        );
-        release(&self.other, &theirs).await;
+        self.lasts_for(hold, began, &theirs).await;
         let mine = AcquireRequest { min_hold: LONG, ..claim(["{min_hold}:b"], SHORT) };
         granted(&self.one, &mine).await;
         assert_eq!(
@@ -129,5 +118,16 @@ impl<B: Backend> Suite<B> {
         let theirs = claim(["{min_hold}:b"], LONG);
         granted(&self.other, &theirs).await;
         release(&self.other, &theirs).await;
+    }
+
+    /// Acquires `theirs`, which is locked for a `min_hold` of `hold`. It began after `began`.
+    async fn lasts_for(&self, hold: Duration, began: Instant, theirs: &AcquireRequest) {
+        self.granted_within(&self.other, theirs, SHORT * 40).await;
+        let lasted = self.clock.now().since(began);
+        assert!(
+            lasted + Duration::from_millis(2) >= hold,
+            "a min_hold of {hold:?} with a ttl of {SHORT:?} was over after {lasted:?}"
+        );
+        release(&self.other, theirs).await;
     }
 }
