@@ -10,6 +10,7 @@ use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::lock_name::{LockName, UNNAMED};
 use crate::base::options::{Defaults, LockOptions, Policy};
+use crate::base::shared_policy::{PolicyCache, SharedPolicy};
 
 /// Where an annotated function is written.
 #[derive(Clone, Copy, Debug)]
@@ -59,16 +60,14 @@ impl Site {
     }
 
     /// The options, completed with a pool's `defaults`. Most programs have one pool, so the first result is kept.
-    fn policy(&self, defaults: &Defaults) -> Result<Policy, LockError> {
-        match self.policy.get() {
-            Some((of, policy)) if of == defaults => Ok(*policy),
-            Some(_) => Policy::new(&self.options, defaults),
-            None => {
-                let policy = Policy::new(&self.options, defaults)?;
-                let _ = self.policy.set(Box::new((*defaults, policy)));
-                Ok(policy)
-            }
+    fn policy(&'static self, defaults: &Defaults) -> Result<SharedPolicy, LockError> {
+        let (of, policy) = self.policy.get_or_try_init(|| {
+            Policy::new(&self.options, defaults).map(|policy| Box::new((*defaults, policy)))
+        })?;
+        if of == defaults {
+            return Ok(SharedPolicy::OfSite(policy));
         }
+        Policy::new(&self.options, defaults).map(SharedPolicy::from)
     }
 
     /// Replaces the label `module::function`.
@@ -133,14 +132,18 @@ pub(crate) enum CallOptions<'a> {
 }
 
 impl CallOptions<'_> {
-    /// The options, completed with a pool's `defaults`.
+    /// The options, completed with the `defaults` of the pool that `cache` belongs to.
     ///
     /// # Errors
     /// [`Config`](crate::ErrorKind::Config) if they exclude each other, or one is out of bounds.
-    pub(crate) fn policy(&self, defaults: &Defaults) -> Result<Policy, LockError> {
+    pub(crate) fn policy(
+        &self,
+        defaults: &Defaults,
+        cache: &PolicyCache,
+    ) -> Result<SharedPolicy, LockError> {
         match self {
             Self::OfSite(site) => site.policy(defaults),
-            Self::Given(options) => Policy::new(options, defaults),
+            Self::Given(options) => cache.policy(options, defaults),
         }
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
 use crate::base::metrics::LockMetrics;
-use crate::base::options::Policy;
 use crate::base::owner_info::OwnerLabel;
+use crate::base::shared_policy::SharedPolicy;
 use crate::base::span_slot::SpanSlot;
 
 /// The keys and the policy of one acquire. Constant from the call to the release.
@@ -17,7 +17,7 @@ pub(crate) struct LockSpec {
     pub(crate) keys: Arc<[Key]>,
     /// The same keys with the pool's prefix, as the store knows them.
     pub(crate) store_keys: Arc<[Key]>,
-    pub(crate) policy: Policy,
+    pub(crate) policy: SharedPolicy,
     /// Of the call, for its events. Empty at first, like `metrics`.
     pub(crate) span: SpanSlot,
     pub(crate) metrics: LockMetrics,
@@ -27,7 +27,7 @@ impl LockSpec {
     pub(crate) fn new(
         label: LockLabel,
         keys: Arc<[Key]>,
-        policy: Policy,
+        policy: impl Into<SharedPolicy>,
         key_prefix: &str,
     ) -> Self {
         let store_keys = if key_prefix.is_empty() {
@@ -36,7 +36,7 @@ impl LockSpec {
             keys.iter().map(|key| key.prefixed(key_prefix)).collect()
         };
         let (span, metrics) = (SpanSlot::default(), LockMetrics::default());
-        Self { label, keys, store_keys, policy, span, metrics }
+        Self { label, keys, store_keys, policy: policy.into(), span, metrics }
     }
 
     /// What requests for it say about their owner.

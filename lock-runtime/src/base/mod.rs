@@ -34,6 +34,7 @@ pub(crate) mod process;
 #[cfg(feature = "metrics")]
 pub(crate) mod recorder;
 pub(crate) mod sequencer;
+pub(crate) mod shared_policy;
 pub(crate) mod span_slot;
 pub(crate) mod sql_dialect;
 pub(crate) mod sql_fence_gate;

@@ -76,7 +76,7 @@ pub enum OnOutage {
 }
 
 /// The options of one call. Unset options have the defaults of the pool.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockOptions {
     ttl: Option<Duration>,
     wait: Option<Wait>,

@@ -23,6 +23,7 @@ use crate::base::lock_spec::LockSpec;
 use crate::base::metrics::PoolMetrics;
 use crate::base::options::{Defaults, OnOutage, ReleaseMode};
 use crate::base::problem::ProblemMap;
+use crate::base::shared_policy::PolicyCache;
 use crate::base::text::rounded;
 use crate::exec::batcher::Batcher;
 use crate::exec::driver::Driver;
@@ -64,6 +65,7 @@ pub(crate) struct PoolCore {
     /// Until when a shutdown lets holders finish: the earliest of all calls.
     pub(super) grace_end: watch::Sender<Option<Instant>>,
     pub(crate) metrics: Arc<PoolMetrics>,
+    pub(crate) policies: PolicyCache,
     /// Bounds the events about full queues.
     pub(crate) queue_full: Throttle,
     /// Bounds the warnings about releases that are repeated.
@@ -179,6 +181,7 @@ impl PoolCore {
                 lingering,
                 grace_end: watch::Sender::default(),
                 metrics,
+                policies: PolicyCache::default(),
                 queue_full: Throttle::default(),
                 failed_releases: Throttle::default(),
                 releases_given_up: Throttle::default(),
