@@ -10,11 +10,12 @@ use lock_runtime::testing::{Fault, Operation};
 use lock_runtime::{ErrorKind, LockError, LockOrder, LockPool, distributed_lock};
 use lock_tests::prelude::*;
 use lock_tests::runtimes::current_thread;
+use lock_tests::sentinel::FakeSentinel;
 use lock_tests::{RedisServer, eventually, eventually_async, in_own_process};
 
 use crate::faulty::faulty_pool;
 use crate::guide::{names, rows};
-use crate::seen::{Traced, all_events, all_spans, block, watch};
+use crate::seen::{Seen, Traced, all_events, all_spans, block, watch};
 
 /// In the keys of all calls.
 const CANARY: &str = "canary-of-a-key";
@@ -125,6 +126,22 @@ async fn all_of_it() {
     // Without scripts.
     let plain = format!("{}?scripts=off", server.url());
     drop(LockPool::connect(&plain).await.unwrap());
+    // Sentinels name another master.
+    let (former, master) = (RedisServer::start(), RedisServer::start());
+    let sentinel = FakeSentinel::start(&former);
+    let moved = LockPool::connect(&FakeSentinel::url(&[&sentinel])).await.unwrap();
+    sentinel.say(&master, 1);
+    eventually_async(DEADLINE, "the new master is used", async || {
+        let address = |server: &RedisServer| format!("127.0.0.1:{}", server.port());
+        let is_told = |event: &Seen| {
+            event.message() == "the master has moved"
+                && event.fields["former"] == address(&former)
+                && event.fields["server"] == address(&master)
+        };
+        all_events().iter().any(is_told)
+    })
+    .await;
+    moved.shutdown(Duration::ZERO).await;
     // Down and back.
     server.kill();
     Traced::of("redis").await_event("the store is down").await;

@@ -360,6 +360,16 @@ pub(crate) fn backend_warning(server: &str, warning: &Warning) {
     }
 }
 
+/// The pool has connected to another master than before.
+#[cfg(feature = "redis")]
+pub(crate) fn master_moved(former: String, server: String) {
+    if is_wanted!(WARN, None) {
+        event_thread::send(
+            move || warn!(target: "lock_runtime", server, former, "the master has moved"),
+        );
+    }
+}
+
 /// The pool has connected to a store that keeps locks with plain commands.
 #[cfg(feature = "redis")]
 pub(crate) fn without_scripts(server: &str, reason: &str) {

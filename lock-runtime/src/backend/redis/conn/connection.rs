@@ -35,6 +35,7 @@ use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
 use crate::base::process::Process;
+use crate::exec::events;
 use crate::exec::foreground::ForegroundPlace;
 use crate::exec::inline_task::caller;
 
@@ -540,7 +541,11 @@ impl ConnectionState {
 
     /// Makes an opened connection the one that requests use.
     fn install(&self, (link, supervised): (Link, SupervisedLink)) -> SupervisedLink {
-        self.history().on_success(link.dialect);
+        let server = supervised.dialer.endpoint().to_string();
+        let former = self.history().on_success(link.dialect, server.clone());
+        if let Some(former) = former {
+            events::master_moved(former, server);
+        }
         self.set_link(LinkState::Up(link));
         supervised
     }

@@ -10,6 +10,8 @@ use crate::backend::{BackendError, Limits};
 #[derive(Default)]
 pub(super) struct ConnectHistory {
     pub(super) dialer: Option<Dialer>,
+    /// The address of the last server.
+    server: Option<String>,
     /// The error by which the last server has shown that it is a replica, until a master is found.
     pub(super) replica: Option<BackendError>,
     /// The dialect of the last connection.
@@ -21,10 +23,13 @@ pub(super) struct ConnectHistory {
 }
 
 impl ConnectHistory {
-    pub(super) fn on_success(&mut self, dialect: Dialect) {
+    /// A connection to `server` is open. Returns the former server, if it was another one.
+    pub(super) fn on_success(&mut self, dialect: Dialect, server: String) -> Option<String> {
         self.failures = 0;
         self.replica = None;
         self.dialect = Some(dialect);
+        let former = self.server.replace(server);
+        former.filter(|former| self.server.as_ref() != Some(former))
     }
 
     pub(super) fn on_failure(&mut self) {
