@@ -83,6 +83,21 @@ impl Tls {
         }
     }
 
+    /// A certificate that signs itself and is marked as an authority, as `openssl req -x509` makes it.
+    pub fn self_signed(names: &[&str]) -> Self {
+        let mut params = params(names);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key can be made");
+        let certificate = params.self_signed(&key).expect("it signs itself").pem();
+        let server = Identity { certificate, key: key.serialize_pem() };
+        Self {
+            authority: server.certificate.clone(),
+            client: server.clone(),
+            server,
+            client_required: false,
+        }
+    }
+
     /// Shows this identity instead, e.g. an expired one.
     pub fn server(mut self, identity: Identity) -> Self {
         self.server = identity;

@@ -291,6 +291,23 @@ fn untrusted() -> RedisServer {
     RedisServer::builder().tls(tls).start()
 }
 
+/// As `openssl req -x509` makes it: marked as an authority.
+#[tokio::test]
+async fn a_self_signed_certificate_is_trusted_for_its_names() {
+    let start = |names: &[&str]| RedisServer::builder().tls(Tls::self_signed(names)).start();
+    let (server, other) = (start(&["127.0.0.1"]), start(&["127.0.0.1"]));
+    let by = |server: &RedisServer, trusted: &RedisServer| {
+        format!("{}?ca={}", server.url(), trusted.tls_files().authority.display())
+    };
+    let pool = LockPool::connect(&by(&server, &server)).await.unwrap();
+    pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+    let unknown = LockPool::connect(&by(&server, &other)).await.unwrap_err().to_string();
+    assert!(unknown.contains("CaUsedAsEndEntity") && unknown.contains("`?ca="), "{unknown}");
+    let elsewhere = start(&["elsewhere"]);
+    let wrong = LockPool::connect(&by(&elsewhere, &elsewhere)).await.unwrap_err().to_string();
+    assert!(wrong.contains("not valid for name"), "{wrong}");
+}
+
 #[tokio::test]
 async fn any_certificate_with_a_warning() {
     let servers = [untrusted(), untrusted(), untrusted()];

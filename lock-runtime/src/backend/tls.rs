@@ -4,10 +4,14 @@
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::server::ParsedCertificate;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
 
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
@@ -26,7 +30,15 @@ fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong(format!("TLS cannot be set up: {error}")))?;
     let builder = match files.trust {
-        Trust::Verified => builder.with_root_certificates(roots(files.ca.as_deref())?),
+        Trust::Verified => {
+            let trusted = trusted(files.ca.as_deref())?;
+            let provider = builder.crypto_provider().clone();
+            let verifier = WebPkiServerVerifier::builder_with_provider(roots(&trusted)?, provider)
+                .build()
+                .map_err(|error| wrong(format!("the server cannot be verified: {error}")))?;
+            let verifier = Verified { verifier, trusted };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        }
         Trust::Any => {
             let algorithms = builder.crypto_provider().signature_verification_algorithms;
             builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(algorithms)))
@@ -41,6 +53,66 @@ fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
     builder
         .with_client_auth_cert(chain, key)
         .map_err(|error| wrong(format!("the client certificate {cert} cannot be used: {error}")))
+}
+
+/// Verifies the server by the `trusted` certificates.
+///
+/// A certificate of a server must not be marked as an authority (RFC 5280, 4.2.1.9), and `openssl req -x509` marks it so. It is
+/// accepted for its names if it is itself trusted, as by other clients.
+#[derive(Debug)]
+struct Verified {
+    verifier: Arc<WebPkiServerVerifier>,
+    trusted: Vec<CertificateDer<'static>>,
+}
+
+impl ServerCertVerifier for Verified {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verified =
+            self.verifier.verify_server_cert(certificate, intermediates, server, ocsp, now);
+        match verified {
+            Err(error) if is_of_authority(&error) && self.trusted.contains(certificate) => {
+                verify_server_name(&ParsedCertificate::try_from(certificate)?, server)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
+}
+
+/// Whether a certificate was refused only because it is marked as an authority. Its period of validity was checked before that.
+fn is_of_authority(error: &rustls::Error) -> bool {
+    // The type of the cause is of a crate that rustls does not export.
+    matches!(error, rustls::Error::InvalidCertificate(CertificateError::Other(cause))
+        if format!("{cause:?}").contains("CaUsedAsEndEntity"))
 }
 
 /// Accepts every certificate: `?insecure`. The server must still prove that it has the key of its certificate.
@@ -82,13 +154,13 @@ impl ServerCertVerifier for Unverified {
     }
 }
 
-fn roots(ca: Option<&str>) -> Result<RootCertStore, LockError> {
+fn roots(trusted: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, LockError> {
     let mut roots = RootCertStore::empty();
-    let (usable, _) = roots.add_parsable_certificates(trusted(ca)?);
+    let (usable, _) = roots.add_parsable_certificates(trusted.iter().cloned());
     if usable == 0 {
         return Err(wrong("no root certificate can be used to verify the server"));
     }
-    Ok(roots)
+    Ok(Arc::new(roots))
 }
 
 /// The usable certificates of the authorities in the file `ca`, or of the system.
