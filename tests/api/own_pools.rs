@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lock_runtime::testing::with_pool;
-use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
+use lock_runtime::{ErrorKind, LockError, LockPool, Progress, distributed_lock};
+use lock_tests::RedisServer;
 use lock_tests::prelude::*;
 use lock_tests::runtimes::current_thread;
 
@@ -66,6 +67,44 @@ async fn a_pool_on_the_driver_is_refused_under_a_paused_clock() {
     assert!(error.to_string().contains("`LockPool::builder(url).on_current_runtime()"), "{error}");
     tokio::time::resume();
     LockPool::connect("memory://").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_is_refused_under_a_paused_clock() {
+    let server = RedisServer::start();
+    let pool = LockPool::builder(server.url()).on_current_runtime();
+    let error = pool.connect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("leave `start_paused` out"), "{error}");
+    tokio::time::resume();
+    LockPool::builder(server.url()).on_current_runtime().connect().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_of_the_process_is_refused_where_a_test_has_its_own() {
+    with_pool("scoped", memory().await, async {
+        let error = lock_runtime::install("scoped", memory().await).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("`testing::with_pool`"), "{error}");
+    })
+    .await;
+    lock_runtime::install("scoped", memory().await).unwrap();
+}
+
+/// In virtual time, the body would take a minute.
+#[tokio::test(start_paused = true)]
+async fn the_grace_of_a_server_is_virtual_under_a_paused_clock() {
+    let pool = LockPool::builder("memory://").on_current_runtime().connect().await.unwrap();
+    let request = async |_| pool.lock("k").run(tokio::time::sleep(ms(60_000))).await;
+    let began = tokio::time::Instant::now();
+    let served = with_pool("default", pool.clone(), async {
+        lock_runtime::serve_until(async {}, ms(3_000), request).await.unwrap()
+    })
+    .await;
+    let error = served.output.unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.progress()), (ErrorKind::PoolClosed, Progress::Unfinished));
+    let took = began.elapsed();
+    assert!((ms(3_000)..ms(5_000)).contains(&took), "{took:?}");
 }
 
 #[tokio::test]

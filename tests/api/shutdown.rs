@@ -5,7 +5,7 @@
 use std::fmt::Debug;
 use std::fs;
 use std::future::pending;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, ShutdownReport, distributed_lock};
@@ -157,6 +157,21 @@ async fn bodies_that_do_not_end_in_time_are_stopped() {
     is_shutdown(guard.release().await);
     assert!(!stubborn.is_finished(), "it is only notified");
     stubborn.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lock_is_freed_under_a_body_that_blocks_its_thread() {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let (unblock, blocked) = mpsc::channel();
+    let body = async move { blocked.recv().unwrap() };
+    let body = tokio::spawn(pool.lock("blocked").run(body));
+    eventually_async(PROMPT, "it is held", async || locks_in(&server) == 1).await;
+    let report = timeout(PROMPT, pool.shutdown(ms(50))).await.unwrap();
+    assert_eq!((report.released, report.abandoned), (0, 1));
+    assert_eq!(server.cli(&["EXISTS", "blocked"]), "1");
+    unblock.send("done").unwrap();
+    assert_eq!(body.await.unwrap().unwrap(), "done");
 }
 
 /// The body of a cancelled call has ended. The code that holds a guard may go on, for which the delay is.

@@ -199,7 +199,15 @@ impl LockState for LockedCall {
                         return Poll::Ready(Err(error.after(*progress)));
                     }
                     *progress = Progress::Unfinished;
-                    match self.span.poll(|| reentrancy::enter(guard, || body.poll_body(cx))) {
+                    let set_runs = |runs| {
+                        if !guard.is_borrowed() {
+                            guard.lease().set_body_runs(runs);
+                        }
+                    };
+                    set_runs(true);
+                    let polled = self.span.poll(|| reentrancy::enter(guard, || body.poll_body(cx)));
+                    set_runs(false);
+                    match polled {
                         Poll::Ready(()) => {
                             self.span.on_hold_ended();
                             // Otherwise the release would wake this very task.

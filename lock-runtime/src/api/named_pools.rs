@@ -65,8 +65,10 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// Installs `pool` under `name`, for `#[distributed_lock(pool = "name", ..)]`.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if the name is taken by a pool that was not shut down, on a runtime that has not ended.
+/// [`ErrorKind::Config`] if the name is taken by a pool that was not shut down, on a runtime that has not ended, or by
+/// `testing::with_pool` around this call.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
+    refuse_in_test(name)?;
     let core = pool.core().clone();
     {
         let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
@@ -144,10 +146,26 @@ fn is_open(pool: &LockPool) -> bool {
 }
 
 fn refuse_second(name: &str) -> Result<(), LockError> {
+    refuse_in_test(name)?;
     match installed(name) {
         Some(present) if is_open(&present) => Err(taken(name)),
         _ => Ok(()),
     }
+}
+
+/// Refuses a pool for the process where a test has its own under this name, which all calls would take.
+fn refuse_in_test(name: &str) -> Result<(), LockError> {
+    #[cfg(feature = "testing")]
+    if pool_override::find(name)?.is_some() {
+        return Err(LockError::new(
+            ErrorKind::Config,
+            "`testing::with_pool` has set a pool under this name, and a pool of the process would stay unused",
+        )
+        .in_pool(&name.into())
+        .remedy("call `init` or `install` in `main`, outside of the code under test"));
+    }
+    let _ = name;
+    Ok(())
 }
 
 #[cold]
@@ -166,7 +184,7 @@ fn missing(name: &str) -> LockError {
         "add `lock_runtime::init(\"redis://127.0.0.1:6379\").await?;` to `main`, or `\"memory://\"` for locks of one process; a test has its own with `testing::with_pool`".to_owned()
     } else {
         format!(
-            "add `lock_runtime::install(\"{name}\", LockPool::connect(url).await?)?;` to `main`"
+            "add `lock_runtime::install(\"{name}\", LockPool::connect(url).await?)?;` to `main`; a test has its own with `testing::with_pool`"
         )
     };
     LockError::new(ErrorKind::PoolNotFound, "no lock pool is installed")

@@ -578,7 +578,7 @@ fn on_paused_clock() -> LockError {
     let cause =
         "the clock of this tokio runtime is paused, and the pool would run on the real clock";
     LockError::new(ErrorKind::Config, cause).remedy(
-        "build the pool with `LockPool::builder(url).on_current_runtime().connect()`, so that waits and ttls follow the clock of the test",
+        "build the pool with `LockPool::builder(url).on_current_runtime().connect()`, so that waits and ttls follow the clock of the test; with a server, leave `start_paused` out",
     )
 }
 

@@ -10,7 +10,7 @@ use once_cell::sync::Lazy;
 use tokio::sync::watch;
 
 use crate::api::named_pools::shutdown;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, TwoClocks};
 use crate::base::error::{ErrorKind, LockError};
 use crate::exec::driver::Driver;
 use crate::lock::shutdown::ShutdownReport;
@@ -139,7 +139,8 @@ pub async fn serve<S: IntoFuture>(
     serve_by(first, second, grace, server).await
 }
 
-/// Like [`serve`], until `signal` resolves. Dropping the future drops the server, and the pools stay open.
+/// Like [`serve`], until `signal` resolves. Dropping the future drops the server, and the pools stay open. Under a paused clock
+/// of tokio, the grace period is of that clock.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if the driver thread cannot be started.
@@ -189,12 +190,14 @@ async fn serve_by<S: IntoFuture>(
 ) -> Result<Served<S::Output>, LockError> {
     /// What a server may take for the responses of cancelled bodies.
     const LAST_RESPONSES: Duration = Duration::from_secs(1);
-    let driver = Driver::background()?;
-    // The caller's runtime may have no timers.
-    let pause = |pause: Duration| {
-        let sleep = async move { Clock::Boot.sleep_until(Clock::Boot.now() + pause).await };
-        driver.run(sleep)
+    // The caller's runtime may have no timers, but one whose clock a test has paused has them.
+    let (driver, clock) = if TwoClocks::is_paused() {
+        (Driver::current()?, Clock::runtime())
+    } else {
+        (Driver::background()?, Clock::Boot)
     };
+    let pause =
+        |pause: Duration| driver.run(async move { clock.sleep_until(clock.now() + pause).await });
     let (stop, stopped) = watch::channel(false);
     let (mut signal, mut no_grace) = (pin!(signal), pin!(no_grace));
     let mut server = pin!(server(Stopped::new(stopped)).into_future());
@@ -212,14 +215,14 @@ async fn serve_by<S: IntoFuture>(
         }
         () = &mut signal => {}
     }
-    let end = Clock::Boot.now() + grace;
+    let end = clock.now() + grace;
     stop.send_replace(true);
     let _stopping = StoppingServer::begin();
     tokio::select! {
         biased;
         output = &mut server => {
             // The rest of the grace period is for work that is not the server's.
-            let rest = end.since(Clock::Boot.now());
+            let rest = end.since(clock.now());
             return Ok(Served { output: Some(output), locks: shutdown_by(rest, no_grace).await });
         }
         _ = pause(grace) => {}

@@ -89,6 +89,7 @@ pub(crate) async fn connect(
                 .remedy("leave `.credentials(..)` out, or name a server: `redis://host:6379`"))
         }
         "memory" => Ok(Arc::new(Memory::open(rest, config.clock)?)),
+        _ if config.clock.paused_runtime().is_some() => Err(paused_clock()),
         #[cfg(feature = "redis")]
         scheme if is_of_redis(scheme) => super::redis::open(url, config).await,
         #[cfg(feature = "mysql")]
@@ -137,6 +138,15 @@ fn is_of_redis(scheme: &str) -> bool {
         "redlock" | "unix" => rest.is_empty(),
         _ => false,
     }
+}
+
+#[cold]
+fn paused_clock() -> LockError {
+    let cause =
+        "the clock of this tokio runtime is paused, and would jump ahead while a server is awaited";
+    LockError::new(ErrorKind::Config, cause).remedy(
+        "write `memory://` for a test in virtual time, or leave `start_paused` out of a test with a server",
+    )
 }
 
 #[cold]

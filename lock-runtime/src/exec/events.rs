@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
-use tracing::{Level, Span, debug, debug_span, trace, warn};
+use tracing::{Level, Span, debug, debug_span, info, trace, warn};
 
 use crate::base::backend_error::{BackendError, Warning};
 use crate::base::call_site::LockLabel;
@@ -289,11 +289,11 @@ pub(crate) fn answered(error: &LockError, status: u16) {
 
 /// Several functions of a pool have one template.
 pub(crate) fn shared_template(template: &'static str, pool: &Arc<str>, functions: String) {
-    if is_wanted!(WARN, None) {
+    if is_wanted!(INFO, None) {
         let pool = pool.clone();
         event_thread::send(move || {
             let pool = &*pool;
-            warn!(target: "lock_runtime", lock = template, pool, functions, "functions share a template");
+            info!(target: "lock_runtime", lock = template, pool, functions, "functions share a template");
         });
     }
 }

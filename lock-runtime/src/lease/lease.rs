@@ -2,7 +2,7 @@
 //!
 //! It does no I/O. [`renewal`](crate::lease::renewal) polls [`Lease::poll_renewal`] and reports the answers of the store.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -58,6 +58,8 @@ pub(crate) struct Lease {
     pub(crate) owner: Owner,
     /// Whether a task has it, or will get it.
     has_holder: bool,
+    /// Whether a thread is in the body at this moment.
+    body_runs: AtomicBool,
     pub(crate) fence: Option<Fence>,
     /// When the wait began.
     requested_at: Instant,
@@ -140,6 +142,7 @@ impl Lease {
             id,
             pool,
             has_holder: true,
+            body_runs: AtomicBool::new(false),
             fence,
             requested_at,
             granted_at,
@@ -241,6 +244,16 @@ impl Lease {
     /// Whether a task has it, or will get it: the lock does not linger.
     pub(crate) fn has_holder(&self) -> bool {
         self.has_holder
+    }
+
+    /// Notes that a thread begins or ends a poll of the body.
+    pub(crate) fn set_body_runs(&self, runs: bool) {
+        self.body_runs.store(runs, Ordering::Release);
+    }
+
+    /// Whether a thread is in the body. After a loss no further poll begins, so a body that runs long after it blocks its thread.
+    pub(crate) fn body_runs(&self) -> bool {
+        self.body_runs.load(Ordering::Acquire)
     }
 
     /// The caller has the lease. `false` if the grant was withdrawn before.

@@ -8,6 +8,7 @@ use tokio::time::timeout;
 use crate::base::clock::Instant;
 use crate::base::loss::Loss;
 use crate::exec::event_thread;
+use crate::lease::lease::Lease;
 use crate::lease::tracker::PoolPhase;
 use crate::lock::core::PoolCore;
 use crate::lock::linger;
@@ -19,7 +20,7 @@ use crate::lock::release::release_all;
 pub struct ShutdownReport {
     /// Released, and confirmed by the store.
     pub released: usize,
-    /// Ended without a confirmation by the store. They expire with their ttl.
+    /// Ended without a confirmation by the store, or still in use by a body that blocks its thread. They expire with their ttl.
     pub abandoned: usize,
 }
 
@@ -43,11 +44,12 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
         for lease in core.tracker.leases() {
             lease.lose(Loss::PoolClosed);
         }
-        // Cancelled bodies end at their next await, and release. All other leases are released here.
+        // Cancelled bodies end at their next await, and release. Most other leases are released here.
         let cancel_time = request_timeout.min(Duration::from_millis(500));
         if !idle_by(&core, clock.now() + cancel_time).await {
-            release_all(&core, core.tracker.leases()).await;
+            release_all(&core, unused_leases(&core)).await;
             drain(&core).await;
+            release_all(&core, unused_leases(&core)).await;
         }
     }
     let after = core.tracker.counts();
@@ -62,6 +64,13 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
         // Releases that are still retried count as abandoned.
         abandoned: after.abandoned - before.abandoned + after.held,
     }
+}
+
+/// The leases without a thread in their body. While a body blocks its thread, no other owner gets its lock.
+fn unused_leases(core: &PoolCore) -> Vec<Arc<Lease>> {
+    let mut leases = core.tracker.leases();
+    leases.retain(|lease| !lease.body_runs());
+    leases
 }
 
 /// Waits until all leases are released, as long as the store releases some. Bodies that ended on their own have already
