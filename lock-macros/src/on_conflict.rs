@@ -1,7 +1,7 @@
 //! Values of `on_conflict`, `on_lost` and `release`.
 
 use proc_macro2::Span;
-use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Result};
+use syn::{Error, Expr, ExprField, ExprLit, ExprMethodCall, Ident, Lit, LitStr, Member, Result};
 
 use crate::diagnostics::closest;
 use crate::value::{makes_value, tokens};
@@ -46,6 +46,15 @@ pub(crate) fn on_conflict(value: Expr) -> Result<OnConflict> {
             &value,
             format!("name the fallback without calling it: `on_conflict = {}`", tokens(&call.func)),
         )),
+        Expr::Field(ExprField { base, member: Member::Named(method), .. })
+        | Expr::MethodCall(ExprMethodCall { receiver: base, method, .. })
+            if is_self(base) =>
+        {
+            Err(Error::new_spanned(
+                &value,
+                format!("name the fallback by its path: `on_conflict = Self::{method}`"),
+            ))
+        }
         Expr::Closure(_) => Err(Error::new_spanned(
             &value,
             "`on_conflict` takes the path of a function with the same parameters, not a closure",
@@ -55,6 +64,10 @@ pub(crate) fn on_conflict(value: Expr) -> Result<OnConflict> {
             "`on_conflict` takes `\"error\"`, `\"skip\"` or the path of a function with the same parameters",
         )),
     }
+}
+
+fn is_self(value: &Expr) -> bool {
+    matches!(value, Expr::Path(path) if path.path.is_ident("self"))
 }
 
 const EXAMPLE: &str = "on_conflict = path::to::function";
