@@ -249,6 +249,7 @@ fn skip_to_comma(input: ParseStream<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::argument_names::ARGUMENTS;
 
     fn messages(text: &str) -> Vec<String> {
         let mut errors = Errors::default();
@@ -262,6 +263,10 @@ mod tests {
             linger = "1s", on_conflict = "skip", on_lost = "notify", release = "background", on_error = |e| Err(e), pool = self.locks, guard = lock,
             when = a > b, reentrant = true, retry_delay = "1ms", retry_count = 3, name = "n", crate = a::b,"#;
         assert_eq!(messages(text), [""; 0]);
+        for (name, _) in ARGUMENTS {
+            // Both together are an error of a later check.
+            assert!(name == "keys" || text.contains(&format!("{name} = ")), "{name}");
+        }
     }
 
     #[test]

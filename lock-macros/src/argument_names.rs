@@ -3,7 +3,7 @@
 use crate::diagnostics::{closest, listed};
 
 /// Every argument with an example.
-const ARGUMENTS: [(&str, &str); 20] = [
+pub(crate) const ARGUMENTS: [(&str, &str); 20] = [
     ("key", "key = \"order:<id>\""),
     ("keys", "keys = [\"account:<from>\", \"account:<to>\"]"),
     ("ttl", "ttl = \"30s\""),

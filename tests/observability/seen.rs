@@ -19,6 +19,8 @@ pub(crate) type Fields = BTreeMap<&'static str, String>;
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) level: Level,
+    /// All fields of the metadata, recorded or not.
+    pub(crate) declared: Vec<&'static str>,
     pub(crate) fields: Fields,
     /// The spans around it, innermost first, by their numbers.
     pub(crate) scope: Vec<u64>,
@@ -136,7 +138,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collect {
         let scope = scope.collect();
         let mut fields = Text::default();
         event.record(&mut fields);
-        let seen = Seen { level: *event.metadata().level(), fields: fields.0, scope };
+        let metadata = event.metadata();
+        let declared = metadata.fields().iter().map(|field| field.name()).collect();
+        let seen = Seen { level: *metadata.level(), declared, fields: fields.0, scope };
         ALL.lock().unwrap().events.push(seen);
     }
 }

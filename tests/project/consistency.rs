@@ -150,31 +150,19 @@ fn a_default_build_has_no_web_framework_and_no_other_store() {
 
 /// The README's table is the reference; an argument that is not in it does not exist for users.
 #[test]
-fn every_argument_is_in_the_readme_and_the_docs() {
+fn every_argument_is_documented_and_in_use() {
     let (readme, docs) = (read("README.md"), read("lock-runtime/src/lib.rs"));
-    for argument in [
-        "key",
-        "keys",
-        "ttl",
-        "wait",
-        "renew",
-        "max_hold",
-        "min_hold",
-        "lock_delay",
-        "linger",
-        "on_conflict",
-        "on_lost",
-        "release",
-        "on_error",
-        "pool",
-        "guard",
-        "when",
-        "reentrant",
-        "retry_delay",
-        "retry_count",
-        "name",
-        "crate",
-    ] {
+    let names = read("lock-macros/src/argument_names.rs");
+    let list = names.split("const ARGUMENTS: ").nth(1).unwrap().split("];").next().unwrap();
+    let listed = list.lines().filter_map(|line| line.trim().strip_prefix("(\"")?.split('"').next());
+    let arguments: Vec<_> = listed.chain(["crate"]).collect();
+    assert!(arguments.len() > 20, "{arguments:?}");
+    let programs = fs::read_dir(root().join("tests/ui/pass")).unwrap();
+    let programs: String =
+        programs.map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap()).collect();
+    for argument in arguments {
+        let is_used = ["(", " "].iter().any(|of| programs.contains(&format!("{of}{argument} = ")));
+        assert!(is_used, "{argument} is in no program of `ui`");
         let cell = format!("`{argument}`");
         let row = |text: &str, start: &str| {
             text.lines().any(|line| {
@@ -187,7 +175,6 @@ fn every_argument_is_in_the_readme_and_the_docs() {
     }
 }
 
-/// The table of the crate's documentation has all features that are for users, and says which are the default.
 /// What is left behind by a future that is dropped is part of its contract.
 #[test]
 fn every_public_async_function_documents_its_cancellation() {
@@ -229,21 +216,21 @@ fn the_attribute_and_the_runtime_have_the_same_limits() {
         let line = text.lines().find_map(|line| line.split_once(&begin)).unwrap().1;
         line.split_once(" = ").unwrap().1.to_owned()
     };
-    let (options, rules) =
-        ("lock-runtime/src/base/options.rs", "lock-runtime/src/base/key_rules.rs");
+    let file = |name: &str| format!("lock-runtime/src/base/{name}.rs");
+    let (ttl, policy, rules) = (file("ttl"), file("policy"), file("key_rules"));
     for (ours, file, theirs) in [
-        ("SHORTEST_TTL", options, "MIN"),
-        ("LONGEST_TTL", options, "LONGEST"),
-        ("LONGEST_DELAY", options, "MAX_DELAY"),
-        ("LONGEST_DELAY", options, "LONGEST_LINGER"),
-        ("SHORTEST_INTERVAL", options, "SHORTEST_INTERVAL"),
-        ("RESERVED", rules, "RESERVED"),
+        ("SHORTEST_TTL", &ttl, "MIN"),
+        ("LONGEST_TTL", &ttl, "MAX"),
+        ("LONGEST_DELAY", &ttl, "MAX_DELAY"),
+        ("LONGEST_DELAY", &policy, "LONGEST_LINGER"),
+        ("SHORTEST_INTERVAL", &policy, "SHORTEST_INTERVAL"),
+        ("RESERVED", &rules, "RESERVED"),
     ] {
         assert_eq!(value("lock-macros/src/check.rs", ours), value(file, theirs), "{ours} {theirs}");
     }
-    assert_eq!(value(options, "MAX"), "LONGEST;");
 }
 
+/// The table of the crate's documentation has all features that are for users, and says which are the default.
 #[test]
 fn every_feature_is_documented() {
     let (manifest, docs) = (read("lock-runtime/Cargo.toml"), read("lock-runtime/src/lib.rs"));
@@ -326,7 +313,6 @@ fn the_documented_tables_are_those_of_the_store() {
     }
 }
 
-/// Every example is named in the README and started by a test.
 /// Doctests leave out what is for tests only.
 #[test]
 fn the_test_module_of_the_guide_is_one_that_runs() {
@@ -338,6 +324,7 @@ fn the_test_module_of_the_guide_is_one_that_runs() {
     assert_eq!(run, shown);
 }
 
+/// Every example is named in the README and started by a test.
 #[test]
 fn every_example_is_shown() {
     let (readme, manifest) = (read("README.md"), read("examples/Cargo.toml"));

@@ -15,7 +15,7 @@ use crate::base::call_site::{CallOptions, LockLabel};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::Policy;
+use crate::base::policy::Policy;
 use crate::lease::held_lease::HeldLease;
 use crate::lock::acquire::{PendingAcquire, acquire};
 use crate::lock::core::PoolCore;

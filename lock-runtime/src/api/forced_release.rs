@@ -132,7 +132,7 @@ impl LockPool {
                 // A hold of this pool does not wait for its next renewal.
                 let leases = core.tracker.leases();
                 for lease in leases.iter().filter(|lease| lease.owner.tag() == owner) {
-                    if lease.lose(Loss::Taken) && lease.ends_without_holder() {
+                    if lease.lose(Loss::Taken) && lease.withdraw_if_unclaimed() {
                         drop(core.clone().end_hold(lease, ReleaseMode::Background));
                     }
                 }

@@ -13,9 +13,8 @@ use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::key_rules::check_prefix;
 use crate::base::lock_order::LockOrder;
-use crate::base::options::{
-    Defaults, LockOptions, OnOutage, Policy, SHORTEST_INTERVAL, TIMER, Wait,
-};
+use crate::base::options::{Defaults, LockOptions, OnOutage, TIMER, Wait};
+use crate::base::policy::{Policy, SHORTEST_INTERVAL};
 use crate::base::problem::{Problem, ProblemMap};
 use crate::base::sequencer::Sequencer;
 use crate::exec::driver::Driver;

@@ -9,7 +9,8 @@ use once_cell::sync::OnceCell;
 use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::lock_name::{LockName, UNNAMED};
-use crate::base::options::{Defaults, LockOptions, Policy};
+use crate::base::options::{Defaults, LockOptions};
+use crate::base::policy::Policy;
 use crate::base::shared_policy::{PolicyCache, SharedPolicy};
 
 /// Where an annotated function is written.

@@ -28,6 +28,7 @@ pub(crate) mod outcome;
 pub(crate) mod owner;
 pub(crate) mod owner_info;
 pub(crate) mod owner_tag;
+pub(crate) mod policy;
 pub(crate) mod pool_settings;
 pub(crate) mod problem;
 pub(crate) mod process;
@@ -41,5 +42,6 @@ pub(crate) mod sql_fence_gate;
 pub(crate) mod sync;
 pub(crate) mod template_shape;
 pub(crate) mod text;
+pub(crate) mod ttl;
 #[cfg(any(feature = "axum", feature = "actix"))]
 pub(crate) mod unprintable;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use once_cell::race::OnceBox;
 
 use crate::base::error::LockError;
-use crate::base::options::{Defaults, LockOptions, Policy};
+use crate::base::options::{Defaults, LockOptions};
+use crate::base::policy::Policy;
 
 /// The policy of one call. Calls with equal options share it, so a held lock keeps only a reference.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use crate::base::clock::Instant;
 use crate::base::fence::Fences;
-use crate::base::options::Policy;
 use crate::base::owner::Owner;
+use crate::base::policy::Policy;
 use crate::queue::permit::KeyPermit;
 
 /// What the process holds at the store, from a grant to the release, across hand-offs between its tasks.

@@ -18,9 +18,10 @@ use crate::base::lock_spec::LockSpec;
 use crate::base::loss::Loss;
 use crate::base::measurement::Measurement;
 use crate::base::metrics::LockMetrics;
-use crate::base::options::{Ttl, Wait};
+use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::ttl::Ttl;
 use crate::exec::events::{self, Origin};
 use crate::lease::grant::Grant;
 use crate::lease::lease_state::{Ending, LeaseState};
@@ -187,16 +188,9 @@ impl Lease {
     /// The caller wakes the listeners, because it may have the queue locked now.
     pub(crate) fn transfer(&self, next: &LockSpec, now: Instant) -> Option<(Grant, Listeners)> {
         let (mine, its) = (&self.spec.policy, &next.policy);
-        // `max_hold` limits one holder, and a renewal is sent with one ttl. The store has to know the next `min_hold`
-        // before that body begins.
-        let alike = mine.renew_every.is_some()
-            && mine.max_hold.is_none()
-            && its.min_hold.is_zero()
-            && mine.ttl == its.ttl
-            && mine.renew_every == its.renew_every
-            && self.ambiguous_until.is_none();
         let valid_until = self.valid_until();
-        if !alike
+        if !mine.may_pass_to(its)
+            || self.ambiguous_until.is_some()
             || valid_until.since(now) < its.ttl.get() / 2
             || now.since(self.granted_at) < mine.min_hold
         {
@@ -268,7 +262,7 @@ impl Lease {
 
     /// Whether no holder will release it when it is lost. The lock lingers, or the grant was not picked up and is withdrawn
     /// by this call.
-    pub(crate) fn ends_without_holder(&self) -> bool {
+    pub(crate) fn withdraw_if_unclaimed(&self) -> bool {
         !self.has_holder || self.withdraw()
     }
 
@@ -435,7 +429,7 @@ impl Lease {
     }
 
     /// The store has answered the release with "not held". Returns whether this is the first sign of a loss.
-    pub(crate) fn lost_before_release(&self) -> bool {
+    pub(crate) fn lose_before_release(&self) -> bool {
         let mut state = self.state();
         let is_new = self.has_holder && state.loss.is_none();
         if is_new {

@@ -282,7 +282,7 @@ impl RenewalScheduler {
 
 /// A lost lease is released by its holder, if it has one.
 fn end_without_holder(config: &RenewalConfig, lease: &Arc<Lease>) {
-    if lease.ends_without_holder() {
+    if lease.withdraw_if_unclaimed() {
         (config.end_hold)(lease);
     }
 }

@@ -238,7 +238,7 @@ fn report_given_up(core: &PoolCore, lease: &Lease, now: Instant, error: &Backend
 }
 
 fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
-    if !is_released && lease.lost_before_release() {
+    if !is_released && lease.lose_before_release() {
         lease.report_loss(Loss::FoundAtRelease);
     }
     let held_for = || lease.has_holder().then(|| lease.held_for());

@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
-use crate::base::options::{Policy, Wait};
+use crate::base::options::Wait;
+use crate::base::policy::Policy;
 
 /// The last answer of the store for a key. A waiter that times out gets `Conflict` if the store reported a holder. It also
 /// gets `Conflict` if a task of this process holds or requests the lock and nothing has failed. Otherwise it gets

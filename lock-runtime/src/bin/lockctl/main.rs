@@ -10,7 +10,7 @@ mod doctor;
 mod event_lines;
 mod failure;
 mod latency;
-mod list;
+mod ls;
 mod output;
 mod release;
 mod secret;
@@ -72,7 +72,7 @@ fn misused(error: &clap::Error) -> ExitCode {
 async fn run(line: &CommandLine, output: &Output) -> Result<End, Failure> {
     match &line.command {
         Command::Show { key } => show::run(&line.store.connect().await?, key, output).await,
-        Command::Ls(list) => list::run(&line.store.connect().await?, list, output).await,
+        Command::Ls(list) => ls::run(&line.store.connect().await?, list, output).await,
         Command::Release(release) => {
             release::run(&line.store.connect().await?, release, output).await
         }

@@ -8,7 +8,7 @@ use lock_runtime::LockPool;
 
 use crate::args::WatchArgs;
 use crate::failure::Failure;
-use crate::list::Listing;
+use crate::ls::Listing;
 use crate::output::{End, FAINT, Format, Output};
 
 /// Changes that follow each other faster are shown together.

@@ -6,7 +6,8 @@ use std::task::{Wake, Waker};
 use super::*;
 use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
-use crate::base::options::{Defaults, LockOptions, Policy};
+use crate::base::options::{Defaults, LockOptions};
+use crate::base::policy::Policy;
 use crate::lease::listener::Listener;
 use crate::lease::renewal_action::RenewalAction;
 

@@ -10,8 +10,9 @@ use crate::base::clock::Instant;
 use crate::base::fence::Fences;
 use crate::base::jitter;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::{Policy, Wait};
+use crate::base::options::Wait;
 use crate::base::owner::Owner;
+use crate::base::policy::Policy;
 use crate::base::text::rounded;
 
 /// How long one acquire request may take.

@@ -250,11 +250,7 @@ impl AcquireTask {
         contended: Option<bool>,
     ) -> Delivery {
         let policy = &head.spec.policy;
-        let fits = |spec: &LockSpec| {
-            spec.policy.ttl == policy.ttl
-                && spec.policy.min_hold == policy.min_hold
-                && spec.policy.fencing == policy.fencing
-        };
+        let fits = |spec: &LockSpec| spec.policy.requests_like(policy);
         let Some(entry) = self.core.queue.take_head(self.permit.key(), head.id, fits) else {
             self.attempts.on_unused_grant();
             return Delivery::NoWaiter(Box::new(self));

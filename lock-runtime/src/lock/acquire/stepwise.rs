@@ -47,8 +47,8 @@ use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::Ttl;
 use crate::base::owner::Owner;
+use crate::base::ttl::Ttl;
 
 /// The progress of one acquire of several keys.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::base::call_site::LockLabel;
 use crate::base::options::Wait;
-use crate::base::options::{Defaults, LockOptions, Policy};
+use crate::base::options::{Defaults, LockOptions};
+use crate::base::policy::Policy;
 
 /// A waiter that records how its wait ended.
 #[derive(Clone, Debug)]

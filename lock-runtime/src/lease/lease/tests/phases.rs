@@ -506,10 +506,10 @@ async fn a_release_finds_a_loss_that_was_not_known() {
     let clock = clock().await;
     let lease = granted(plain(), clock);
     assert!(lease.begin_release());
-    assert!(lease.lost_before_release() && !lease.lost_before_release(), "once");
+    assert!(lease.lose_before_release() && !lease.lose_before_release(), "once");
     assert_eq!(lease.loss(), Some(Loss::FoundAtRelease));
     let lost = granted(plain(), clock);
-    assert!(lost.lose(Loss::Expired) && lost.begin_release() && !lost.lost_before_release());
+    assert!(lost.lose(Loss::Expired) && lost.begin_release() && !lost.lose_before_release());
     assert_eq!(lost.loss(), Some(Loss::Expired));
 }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::base::call_site::LockLabel;
-use crate::base::options::{Defaults, LockOptions, Policy, Wait};
+use crate::base::options::{Defaults, LockOptions, Wait};
+use crate::base::policy::Policy;
 
 const TTL: Duration = Duration::from_secs(10);
 const QUEUED: WaitMode = WaitMode::Queued { retry_after: Duration::from_millis(300) };
