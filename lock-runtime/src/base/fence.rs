@@ -186,4 +186,10 @@ mod tests {
         assert_eq!(seen, all);
         assert!(Fences::new(None, 2).is_none());
     }
+
+    #[test]
+    fn a_fence_is_its_number_in_both_types() {
+        let fence = Fence::new(42);
+        assert_eq!((u64::from(fence), i64::from(fence), fence.as_i64()), (42, 42, 42));
+    }
 }

@@ -88,3 +88,30 @@ impl<T> TimerQueue<T> {
         self.timers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_earlier_entry_wakes_the_waiting_task_and_a_later_one_does_not() {
+        let clock = Clock::runtime();
+        let (queue, began) = (TimerQueue::default(), clock.now());
+        let at = |secs| began + Duration::from_secs(secs);
+        queue.insert(at(10), 1, "late");
+        let mut due = pin!(queue.due(clock));
+        assert!(due.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        queue.insert(at(20), 2, "later");
+        queue.insert(at(1), 3, "early");
+        due.await;
+        assert_eq!(clock.now(), at(1));
+        assert_eq!(queue.take_until(at(1)), ["early"]);
+        queue.due(clock).await;
+        assert_eq!((clock.now(), queue.take_until(at(30))), (at(10), vec!["late", "later"]));
+    }
+}

@@ -345,6 +345,41 @@ mod tests {
         assert!(scheduled(&renewals).is_empty());
     }
 
+    /// The renewal of a key that may have changed is due immediately, also for the next holder.
+    #[test]
+    fn an_expedited_renewal_has_one_timer_and_stays_expedited_across_a_hand_off() {
+        let (renewals, lease) = (RenewalScheduler::default(), lease_with(1));
+        let now = Clock::Boot.now();
+        let due_now = || {
+            let due = renewals.0.take_until(now);
+            due.iter().map(|lease| lease.id).collect::<Vec<_>>()
+        };
+        renewals.schedule(&lease);
+        assert!(due_now().is_empty());
+        renewals.expedite(&lease, now);
+        assert_eq!((due_now(), scheduled(&renewals)), (vec![1], vec![]));
+        // Expedited, and not scheduled yet.
+        let former = lease_with(3);
+        renewals.schedule(&former);
+        assert!(former.expedite(now));
+        let next = successor(&former);
+        renewals.transfer(&former, &next);
+        assert_eq!((due_now(), scheduled(&renewals)), (vec![4], vec![]));
+    }
+
+    #[test]
+    fn a_hand_off_keeps_a_timer_that_is_early_enough() {
+        let (renewals, former) = (RenewalScheduler::default(), lease_with(1));
+        renewals.schedule(&former);
+        assert_eq!(scheduled(&renewals), [1]);
+        let early = Clock::Boot.now();
+        renewals.insert(&former, early);
+        let next = successor(&former);
+        renewals.transfer(&former, &next);
+        let due = renewals.0.take_until(early);
+        assert_eq!(due.iter().map(|lease| lease.id).collect::<Vec<_>>(), [2]);
+    }
+
     /// The driver has the answer to a renewal of the former lease, and has read when the next one is due.
     #[test]
     fn a_hand_off_keeps_its_timer_while_the_driver_schedules_the_former_lease() {

@@ -101,3 +101,30 @@ fn conflict(end: WaitEnd, expires_in: Option<Duration>) -> LockError {
     }
     LockError::new(ErrorKind::Conflict, cause).remedy(remedy)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::options::{Defaults, LockOptions};
+
+    #[test]
+    fn a_conflict_names_what_ended_the_wait() {
+        let text = |options, attempts| {
+            let policy = Policy::new(&options, &Defaults::default()).unwrap();
+            let held = LastAnswer::Held { expires_in: None };
+            held.wait_error(WaitEnd::of(&policy, attempts), Instant::from_nanos(0), None)
+                .to_string()
+        };
+        let of = |wait| LockOptions::new().wait(Wait::For(wait));
+        let (none, long) = (Duration::ZERO, Duration::from_secs(2));
+        for (options, attempts, ended) in [
+            (of(none), 1, "another owner; try again later, raise `wait`"),
+            (of(long), 1, "another owner; not acquired within 2s; "),
+            (of(long).retry_count(2), 2, "another owner; not acquired within 2s; "),
+            (of(long).retry_count(2), 3, "another owner; not acquired in 3 attempts; "),
+        ] {
+            let text = text(options, attempts);
+            assert!(text.contains(ended), "{text}");
+        }
+    }
+}

@@ -425,6 +425,19 @@ fn a_promotion_wakes_the_request_for_several_keys_that_has_the_token() {
 }
 
 #[test]
+fn a_transferred_lock_has_another_holder_and_an_answer_ends_a_failure() {
+    let (queues, holder) = (with_permit_out(10), holder());
+    queues.set_holder(&[KEY], holder, Contention::None);
+    queues.transfer_holder(&KEY, Holder { lease: holder.lease + 1, ..holder });
+    assert_eq!(queues.wake(KEY.as_str()), Some(holder.lease + 1));
+    let down = BackendError::new(FailureKind::NotApplied, "planned");
+    queues.record_answer(&[KEY], &LastAnswer::Failed(down));
+    assert!(queues.last_failure().is_some());
+    queues.clear_failure();
+    assert!(queues.last_failure().is_none());
+}
+
+#[test]
 fn the_last_failure_is_forgotten_when_the_store_answers() {
     let queues = with_permit_out(10);
     let down = || BackendError::new(FailureKind::NotApplied, "planned");

@@ -255,6 +255,12 @@ mod tests {
     }
 
     #[test]
+    fn three_holders_of_three_nodes_are_split() {
+        let votes = [1, 2, 3].map(|holder| Some(held(holder, 10)));
+        assert!(matches!(vote_count(&votes).decision(), Some(Decision::Held { split: true, .. })));
+    }
+
+    #[test]
     fn the_greatest_number_is_reported_and_different_holders_are_split() {
         let [a, b, c] = [3, 9, 7].map(|number| Some(Vote::Low(number)));
         assert_eq!(vote_count(&[a, b, c]).decision(), Some(Decision::Low(9)));

@@ -457,7 +457,9 @@ async fn a_loss_passes_the_permit_on_and_a_release_takes_it() {
     };
     let dropped = Arc::default();
     let lost = with_permit(&dropped);
+    assert_eq!(lost.permit_keys().as_deref(), Some(&[Key::from_static("k")][..]));
     assert!(lost.has_permit() && lost.lose(Loss::Expired) && !lost.has_permit());
+    assert_eq!(lost.permit_keys(), None);
     assert_eq!(dropped.0.load(Ordering::SeqCst), 1);
     let dropped = Arc::default();
     let released = with_permit(&dropped);
@@ -560,6 +562,46 @@ async fn a_late_answer_extends_a_lease_that_is_held() {
     assert!(lost.lose(Loss::Taken));
     assert!(!lost.on_late_answer(clock.now()));
     assert_eq!(valid_for(&lost), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_revives_no_validity_that_has_run_out() {
+    let clock = clock().await;
+    let lease = granted(plain(), clock);
+    pass(TTL).await;
+    assert!(!lease.is_held());
+    assert!(!lease.on_late_answer(clock.now()));
+    assert!(!lease.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_withdrawn_unless_a_task_has_it() {
+    let clock = clock().await;
+    let (claimed, unclaimed) = (granted(plain(), clock), granted(plain(), clock));
+    assert!(claimed.pick_up() && !claimed.withdraw_if_unclaimed());
+    assert!(unclaimed.withdraw_if_unclaimed() && !unclaimed.pick_up());
+    let grant = grant_of(&spec_of(plain()), clock);
+    assert!(Lease::without_holder(2, &claimed, grant).withdraw_if_unclaimed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_with_fences_expects_the_holders_that_it_has_had() {
+    let clock = clock().await;
+    let spec = spec_of(plain().fencing(true));
+    let mut grant = grant_of(&spec, clock);
+    grant.fences = Fences::new(Some(Fence::new(7)), 3);
+    let lease = lease_of(spec, grant, clock);
+    assert_eq!(lease.expected_holders(), ExpectedHolders::Exactly(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_running_body_is_known() {
+    let lease = granted(plain(), clock().await);
+    assert!(!lease.body_runs());
+    lease.set_body_runs(true);
+    assert!(lease.body_runs());
+    lease.set_body_runs(false);
+    assert!(!lease.body_runs());
 }
 
 #[tokio::test(start_paused = true)]

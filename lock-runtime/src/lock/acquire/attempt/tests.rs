@@ -256,3 +256,26 @@ fn retry_count_and_an_outage_end_a_wait() {
         assert_eq!(is_over, expected, "{deadline:?}, {failing_since:?}, {now}");
     }
 }
+
+#[test]
+fn a_step_of_several_keys_may_have_an_effect_and_counts_when_it_is_granted() {
+    let mut attempts = attempts();
+    attempts.on_step_sent();
+    assert!(!attempts.has_no_side_effects());
+    assert_eq!(attempts.count, 0);
+    attempts.on_step_granted();
+    assert_eq!(attempts.count, 1);
+}
+
+#[test]
+fn a_request_waits_for_room_until_its_wait_ends_and_a_single_try_for_its_timeout() {
+    let (since, deadline, timeout) = (at(1_000), Some(at(4_000)), ms(500));
+    for (wait, ends) in [
+        (Wait::For(Duration::ZERO), Some(at(1_500))),
+        (Wait::For(ms(3_000)), deadline),
+        (Wait::Forever, deadline),
+    ] {
+        let policy = policy(LockOptions::new().wait(wait));
+        assert_eq!(admission_ends(&policy, since, deadline, timeout), ends, "{wait:?}");
+    }
+}

@@ -203,6 +203,18 @@ fn a_wanted_hold_ends_soon_and_only_once() {
     assert_eq!(empty.on_renewed(spec.policy.ttl, at(0), at(1), Some(false)), None);
 }
 
+/// Unless another owner waits for it.
+#[test]
+fn a_hold_lasts_nine_round_trips_for_one_key() {
+    let spec = spec();
+    let mut stepwise = queued(&spec);
+    stepwise.on_step_acquired(at(0), &spec);
+    stepwise.on_round_trip(ms(900));
+    let long = Policy::new(&LockOptions::new().ttl(TTL * 60), &Defaults::default()).unwrap().ttl;
+    stepwise.on_renewed(long, at(0), at(0), Some(true));
+    assert_eq!(stepwise.due(), Some(at(9 * 900)));
+}
+
 #[test]
 fn a_released_hold_leaves_the_owner_in_the_queue() {
     let spec = spec();
