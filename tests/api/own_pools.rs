@@ -1,5 +1,7 @@
 //! `testing::with_pool`: tests of annotated functions on the default pool, in one process at the same time.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::time::Duration;
 
 use lock_runtime::testing::with_pool;
