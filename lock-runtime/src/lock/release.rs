@@ -315,6 +315,9 @@ async fn wait_for_renewals(core: &PoolCore, leases: &[Arc<Lease>]) {
 /// Releases `leases` with one request, even while their holders run: the end of a shutdown.
 pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>>) {
     leases.retain(|lease| lease.begin_release());
+    if leases.is_empty() {
+        return;
+    }
     for lease in &leases {
         core.renewals.cancel(lease);
     }
