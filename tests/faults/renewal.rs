@@ -750,7 +750,7 @@ mod virtual_time {
 async fn renewals_of_many_leases_are_scripts_of_bounded_length() {
     let server = RedisServer::start();
     // The server notes all keys of a script that reads, if reads are tracked.
-    renewals_are_bounded(&server, &server.url(), 16, 100).await;
+    renewals_are_bounded(&server, &server.url(), 16).await;
     server.cli(&[
         "ACL",
         "SETUSER",
@@ -763,20 +763,21 @@ async fn renewals_of_many_leases_are_scripts_of_bounded_length() {
         "-client|tracking",
     ]);
     let untracked = server.url().replace("://", "://untracked:pw@");
-    renewals_are_bounded(&server, &untracked, 256, 100).await;
+    renewals_are_bounded(&server, &untracked, 256).await;
 }
 
-/// `of_many` keys of one lease are in one script.
-async fn renewals_are_bounded(server: &RedisServer, url: &str, most_keys: usize, of_many: usize) {
+/// The keys of one lease are in one script, and those of several in scripts of `most_keys`.
+async fn renewals_are_bounded(server: &RedisServer, url: &str, most_keys: usize) {
     const LOCKS: usize = 1_000;
+    const OF_ONE_LEASE: usize = 100;
     let pool = LockPool::builder(url).ttl(ms(9_000)).connect().await.unwrap();
     let monitor = Monitor::start(server);
     let mut guards = Vec::new();
     for n in 0..LOCKS {
         guards.push(pool.lock(format!("k:{n}")).acquire().await.unwrap());
     }
-    guards
-        .push(pool.lock_all((0..of_many).map(|n| format!("of-many:{n}"))).acquire().await.unwrap());
+    let of_one = (0..OF_ONE_LEASE).map(|n| format!("of-one:{n}"));
+    guards.push(pool.lock_all(of_one).acquire().await.unwrap());
     let renewal = sha(include_str!("../../lock-runtime/src/backend/redis/protocol/renew.lua"));
     let renewals = || -> Vec<Vec<String>> {
         let ran = monitor.lines().into_iter().filter(|ran| ran.by != Caller::Script);
@@ -790,14 +791,14 @@ async fn renewals_are_bounded(server: &RedisServer, url: &str, most_keys: usize,
     };
     eventually_async(ms(60_000), "each lease is renewed", async || {
         let keys: HashSet<_> = renewals().into_iter().flatten().collect();
-        keys.len() >= LOCKS + of_many
+        keys.len() >= LOCKS + OF_ONE_LEASE
     })
     .await;
-    let lengths: Vec<_> = renewals().iter().map(Vec::len).collect();
-    let most = most_keys.max(of_many);
-    assert!(lengths.iter().all(|keys| (1..=most).contains(keys)), "{lengths:?}");
-    let of_single: Vec<_> = lengths.iter().filter(|keys| **keys != of_many).collect();
-    assert!(of_single.iter().all(|keys| **keys <= most_keys), "{lengths:?}");
+    let (of_one, of_several): (Vec<_>, Vec<_>) =
+        renewals().into_iter().partition(|keys| keys[0].starts_with("of-one:"));
+    let lengths: Vec<_> = of_several.iter().map(Vec::len).collect();
+    assert!(lengths.iter().all(|keys| (1..=most_keys).contains(keys)), "{lengths:?}");
+    assert!(of_one.iter().all(|keys| keys.len() == OF_ONE_LEASE), "{of_one:?}");
     assert!(lengths.len() < LOCKS / 4, "leases share scripts: {}", lengths.len());
     assert!(guards.iter().all(LockGuard::is_held));
     for guard in guards {

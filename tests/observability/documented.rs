@@ -186,22 +186,26 @@ fn compare_events() {
     }
     let common = names("`lock` `name` `pool`");
     let of_locks: BTreeSet<_> = rows(&["event"]).iter().map(|row| row.code()).collect();
-    let mut seen = BTreeMap::new();
+    let (mut seen, mut declared) = (BTreeMap::new(), BTreeMap::<_, BTreeSet<_>>::new());
     for event in all_events() {
         let (levels, fields): &mut (BTreeSet<String>, BTreeSet<String>) =
             seen.entry(event.message().to_owned()).or_default();
         levels.insert(event.level.to_string());
-        // A field that is absent here may be recorded in a program.
-        let names = event.declared.iter().filter(|name| **name != "message");
-        let names: BTreeSet<_> = names.map(|&name| name.to_owned()).collect();
-        if of_locks.contains(event.message()) {
-            assert!(names.contains("lock") && names.contains("pool"), "{event:?}");
-            fields.extend(names.difference(&common).cloned());
-        } else {
-            fields.extend(names);
+        let is_of_lock = of_locks.contains(event.message());
+        let is_own = |name: &String| name != "message" && !(is_of_lock && common.contains(name));
+        let recorded: BTreeSet<_> = event.fields.keys().map(|&name| name.to_owned()).collect();
+        if is_of_lock {
+            assert!(recorded.contains("lock") && recorded.contains("pool"), "{event:?}");
         }
+        fields.extend(recorded.into_iter().filter(is_own));
+        let all = event.declared.iter().map(|&name| name.to_owned());
+        declared.entry(event.message().to_owned()).or_default().extend(all.filter(is_own));
     }
     assert_eq!(seen, documented);
+    // A field that was absent in all of them may be recorded in a program.
+    for (message, fields) in declared {
+        assert_eq!(fields, documented[&message].1, "{message}");
+    }
     let explained: BTreeSet<_> = rows(&["field"]).iter().flat_map(|row| names(&row.name)).collect();
     let used = documented.into_values().flat_map(|(_, fields)| fields).chain(common);
     let of_spans = rows(&["span"]).iter().flat_map(|row| names(&row.cells[2])).collect::<Vec<_>>();

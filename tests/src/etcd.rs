@@ -371,7 +371,7 @@ impl EtcdServer {
         text
     }
 
-    /// Switches logins on, with the users `root`, whose password is `root`, and `worker`. The rights of `worker` are on all keys from
+    /// Switches logins on, with the users `root` (password `root`) and `worker`. The rights of `worker` are on all keys from
     /// the first name to before the second one of each range.
     ///
     /// # Panics

@@ -45,7 +45,7 @@ fn start(call: LockCall, options: CallOptions<'_>) -> Result<Entering, LockError
     let keys = keys.and_then(|keys| keys.sorted(prefix)).map_err(refuse)?;
     let refuse = |error: LockError| refuse(error.of_keys(&keys));
     keys.iter().try_for_each(|key| key.check_reserved_text(prefix)).map_err(refuse)?;
-    let policy = options.policy(&core.config.defaults, &core.policies).map_err(refuse)?;
+    let policy = options.policy(&core.policies).map_err(refuse)?;
     options.check_key_count(keys.len()).map_err(refuse)?;
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
         check_pass(&holder, &keys, &policy, shows_guard).map_err(refuse)?;

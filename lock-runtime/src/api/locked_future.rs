@@ -199,14 +199,10 @@ impl LockState for LockedCall {
                         return Poll::Ready(Err(error.after(*progress)));
                     }
                     *progress = Progress::Unfinished;
-                    let set_runs = |runs| {
-                        if !guard.is_borrowed() {
-                            guard.lease().set_body_runs(runs);
-                        }
+                    let polled = {
+                        let _runs = (!guard.is_borrowed()).then(|| guard.lease().enter_body());
+                        self.span.poll(|| reentrancy::enter(guard, || body.poll_body(cx)))
                     };
-                    set_runs(true);
-                    let polled = self.span.poll(|| reentrancy::enter(guard, || body.poll_body(cx)));
-                    set_runs(false);
                     match polled {
                         Poll::Ready(()) => {
                             self.span.on_hold_ended();

@@ -190,7 +190,7 @@ async fn serve_by<S: IntoFuture>(
 ) -> Result<Served<S::Output>, LockError> {
     /// What a server may take for the responses of cancelled bodies.
     const LAST_RESPONSES: Duration = Duration::from_secs(1);
-    // The caller's runtime may have no timers, but one whose clock a test has paused has them.
+    // The runtime of this call may have no timers. A paused clock has them, and no other clock fits it.
     let (driver, clock) = if TwoClocks::is_paused() {
         (Driver::current()?, Clock::runtime())
     } else {

@@ -29,21 +29,22 @@ fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong(format!("TLS cannot be set up: {error}")))?;
-    let builder = match files.trust {
+    let provider = builder.crypto_provider().clone();
+    let algorithms = provider.signature_verification_algorithms;
+    let check = match files.trust {
         Trust::Verified => {
             let trusted = trusted(files.ca.as_deref())?;
-            let provider = builder.crypto_provider().clone();
             let verifier = WebPkiServerVerifier::builder_with_provider(roots(&trusted)?, provider)
                 .build()
                 .map_err(|error| wrong(format!("the server cannot be verified: {error}")))?;
-            let verifier = Verified { verifier, trusted };
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+            // A server shows no root of the system as its own certificate.
+            let trusted = if files.ca.is_some() { trusted } else { Vec::new() };
+            CertificateCheck::Verified { verifier, trusted }
         }
-        Trust::Any => {
-            let algorithms = builder.crypto_provider().signature_verification_algorithms;
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(algorithms)))
-        }
+        Trust::Any => CertificateCheck::Any,
     };
+    let verifier = Arc::new(Verifier { algorithms, check });
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     let (Some(cert), Some(key)) = (&files.cert, &files.key) else {
         return Ok(builder.with_no_client_auth());
     };
@@ -55,17 +56,26 @@ fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
         .map_err(|error| wrong(format!("the client certificate {cert} cannot be used: {error}")))
 }
 
-/// Verifies the server by the `trusted` certificates.
-///
-/// A certificate of a server must not be marked as an authority (RFC 5280, 4.2.1.9), and `openssl req -x509` marks it so. It is
-/// accepted for its names if it is itself trusted, as by other clients.
+/// Verifies servers. Each must prove that it has the key of its certificate.
 #[derive(Debug)]
-struct Verified {
-    verifier: Arc<WebPkiServerVerifier>,
-    trusted: Vec<CertificateDer<'static>>,
+struct Verifier {
+    algorithms: WebPkiSupportedAlgorithms,
+    check: CertificateCheck,
 }
 
-impl ServerCertVerifier for Verified {
+/// Which certificates are accepted.
+#[derive(Debug)]
+enum CertificateCheck {
+    /// Those that `verifier` accepts, and the `trusted` ones themselves for their names.
+    ///
+    /// A certificate of a server must not be marked as an authority (RFC 5280, 4.2.1.9), and `openssl req -x509` marks it so. Other
+    /// clients accept it too if it is itself trusted.
+    Verified { verifier: Arc<WebPkiServerVerifier>, trusted: Vec<CertificateDer<'static>> },
+    /// All: `?insecure`.
+    Any,
+}
+
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -74,10 +84,11 @@ impl ServerCertVerifier for Verified {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let verified =
-            self.verifier.verify_server_cert(certificate, intermediates, server, ocsp, now);
-        match verified {
-            Err(error) if is_of_authority(&error) && self.trusted.contains(certificate) => {
+        let CertificateCheck::Verified { verifier, trusted } = &self.check else {
+            return Ok(ServerCertVerified::assertion());
+        };
+        match verifier.verify_server_cert(certificate, intermediates, server, ocsp, now) {
+            Err(error) if is_of_authority(&error) && trusted.contains(certificate) => {
                 verify_server_name(&ParsedCertificate::try_from(certificate)?, server)?;
                 Ok(ServerCertVerified::assertion())
             }
@@ -91,7 +102,7 @@ impl ServerCertVerifier for Verified {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signature)
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -100,11 +111,11 @@ impl ServerCertVerifier for Verified {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signature)
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
+        self.algorithms.supported_schemes()
     }
 }
 
@@ -113,45 +124,6 @@ fn is_of_authority(error: &rustls::Error) -> bool {
     // The type of the cause is of a crate that rustls does not export.
     matches!(error, rustls::Error::InvalidCertificate(CertificateError::Other(cause))
         if format!("{cause:?}").contains("CaUsedAsEndEntity"))
-}
-
-/// Accepts every certificate: `?insecure`. The server must still prove that it has the key of its certificate.
-#[derive(Debug)]
-struct Unverified(WebPkiSupportedAlgorithms);
-
-impl ServerCertVerifier for Unverified {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
-    }
 }
 
 fn roots(trusted: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, LockError> {

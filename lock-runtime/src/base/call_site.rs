@@ -133,18 +133,14 @@ pub(crate) enum CallOptions<'a> {
 }
 
 impl CallOptions<'_> {
-    /// The options, completed with the `defaults` of the pool that `cache` belongs to.
+    /// The options, completed with the defaults of the pool that `cache` belongs to.
     ///
     /// # Errors
     /// [`Config`](crate::ErrorKind::Config) if they exclude each other, or one is out of bounds.
-    pub(crate) fn policy(
-        &self,
-        defaults: &Defaults,
-        cache: &PolicyCache,
-    ) -> Result<SharedPolicy, LockError> {
+    pub(crate) fn policy(&self, cache: &PolicyCache) -> Result<SharedPolicy, LockError> {
         match self {
-            Self::OfSite(site) => site.policy(defaults),
-            Self::Given(options) => cache.policy(options, defaults),
+            Self::OfSite(site) => site.policy(cache.defaults()),
+            Self::Given(options) => cache.policy(options),
         }
     }
 

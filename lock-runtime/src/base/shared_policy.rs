@@ -38,28 +38,30 @@ impl From<Policy> for SharedPolicy {
 
 /// The policies of the first calls of a pool that have different options. Other options get a policy for each call.
 #[derive(Debug)]
-pub(crate) struct PolicyCache([OnceBox<(LockOptions, SharedPolicy)>; Self::SIZE]);
-
-impl Default for PolicyCache {
-    fn default() -> Self {
-        Self(array::from_fn(|_| OnceBox::new()))
-    }
+pub(crate) struct PolicyCache {
+    /// Of the pool.
+    defaults: Defaults,
+    entries: [OnceBox<(LockOptions, SharedPolicy)>; Self::SIZE],
 }
 
 impl PolicyCache {
     /// A program has few kinds of requests, and each lookup compares them one by one.
     const SIZE: usize = 4;
 
-    /// `options`, completed with `defaults`, which are the same at each call.
+    pub(crate) fn new(defaults: Defaults) -> Self {
+        Self { defaults, entries: array::from_fn(|_| OnceBox::new()) }
+    }
+
+    pub(crate) fn defaults(&self) -> &Defaults {
+        &self.defaults
+    }
+
+    /// `options`, completed with the defaults of the pool.
     ///
     /// # Errors
     /// Those of [`Policy::new`].
-    pub(crate) fn policy(
-        &self,
-        options: &LockOptions,
-        defaults: &Defaults,
-    ) -> Result<SharedPolicy, LockError> {
-        let Self(entries) = self;
+    pub(crate) fn policy(&self, options: &LockOptions) -> Result<SharedPolicy, LockError> {
+        let Self { defaults, entries } = self;
         for entry in entries {
             match entry.get() {
                 Some((known, policy)) if known == options => return Ok(policy.clone()),
@@ -85,14 +87,14 @@ mod tests {
 
     fn of(cache: &PolicyCache, ttl: u64) -> SharedPolicy {
         let options = LockOptions::new().ttl(Duration::from_secs(ttl));
-        let policy = cache.policy(&options, &Defaults::default()).unwrap();
+        let policy = cache.policy(&options).unwrap();
         assert_eq!(policy.ttl.get(), Duration::from_secs(ttl));
         policy
     }
 
     #[test]
     fn calls_with_equal_options_share_a_policy() {
-        let cache = PolicyCache::default();
+        let cache = PolicyCache::new(Defaults::default());
         let kept: Vec<_> = (1..=4).map(|ttl| of(&cache, ttl)).collect();
         for (ttl, first) in (1..=4).zip(&kept) {
             assert!(ptr::eq::<Policy>(&**first, &*of(&cache, ttl)), "{ttl}");
@@ -102,10 +104,10 @@ mod tests {
 
     #[test]
     fn refused_options_take_no_entry() {
-        let cache = PolicyCache::default();
+        let cache = PolicyCache::new(Defaults::default());
         for _ in 0..PolicyCache::SIZE {
             let refused = LockOptions::new().ttl(Duration::ZERO);
-            cache.policy(&refused, &Defaults::default()).unwrap_err();
+            cache.policy(&refused).unwrap_err();
         }
         assert!(ptr::eq::<Policy>(&*of(&cache, 1), &*of(&cache, 1)));
     }

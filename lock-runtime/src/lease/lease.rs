@@ -47,6 +47,15 @@ impl HoldTimes {
     }
 }
 
+/// A poll of the body under a lease.
+pub(crate) struct RunningBody<'a>(&'a Lease);
+
+impl Drop for RunningBody<'_> {
+    fn drop(&mut self) {
+        self.0.body_runs.store(false, Ordering::Release);
+    }
+}
+
 /// A grant of the store, and how long this process treats it as valid.
 ///
 /// Validity ends by the local clock only, at the send time of the last confirmed request plus the ttl less the drift. No
@@ -240,9 +249,10 @@ impl Lease {
         self.has_holder
     }
 
-    /// Notes that a thread begins or ends a poll of the body.
-    pub(crate) fn set_body_runs(&self, runs: bool) {
-        self.body_runs.store(runs, Ordering::Release);
+    /// A thread polls the body until the returned value is dropped, also by a panic.
+    pub(crate) fn enter_body(&self) -> RunningBody<'_> {
+        self.body_runs.store(true, Ordering::Release);
+        RunningBody(self)
     }
 
     /// Whether a thread is in the body. After a loss no further poll begins, so a body that runs long after it blocks its thread.

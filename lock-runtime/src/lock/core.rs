@@ -181,7 +181,7 @@ impl PoolCore {
                 lingering,
                 grace_end: watch::Sender::default(),
                 metrics,
-                policies: PolicyCache::default(),
+                policies: PolicyCache::new(config.defaults),
                 queue_full: Throttle::default(),
                 failed_releases: Throttle::default(),
                 releases_given_up: Throttle::default(),

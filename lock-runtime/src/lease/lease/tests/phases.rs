@@ -598,9 +598,9 @@ async fn a_grant_with_fences_expects_the_holders_that_it_has_had() {
 async fn a_running_body_is_known() {
     let lease = granted(plain(), clock().await);
     assert!(!lease.body_runs());
-    lease.set_body_runs(true);
+    let running = lease.enter_body();
     assert!(lease.body_runs());
-    lease.set_body_runs(false);
+    drop(running);
     assert!(!lease.body_runs());
 }
 
