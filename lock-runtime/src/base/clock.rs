@@ -14,6 +14,11 @@ use tokio::runtime;
 pub(crate) struct Instant(NonZeroU64);
 
 impl Instant {
+    /// The first moment of a clock. It lies in the past, so what is due then is due immediately.
+    pub(crate) const ORIGIN: Self = Self(NonZeroU64::MIN);
+    /// A moment that does not come.
+    pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
+
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
         Self(NonZeroU64::MIN.saturating_add(nanos))
     }
@@ -197,6 +202,7 @@ mod tests {
         assert_eq!(moments[1].saturating_sub(SECOND), moments[0]);
         assert_eq!(moments[3] + Duration::MAX, moments[3]);
         assert_eq!(Instant::from_nanos(u64::MAX), moments[3]);
+        assert_eq!([Instant::ORIGIN, Instant::NEVER], [moments[0], moments[3]]);
         assert_eq!(size_of::<Option<Instant>>(), size_of::<u64>());
     }
 }

@@ -288,7 +288,7 @@ impl Lease {
     /// Whether validity has run out without a transition to lost.
     pub(crate) fn is_overdue(&self) -> bool {
         let valid_until = self.valid_until();
-        valid_until > Instant::from_nanos(0) && valid_until <= self.clock.now()
+        valid_until > Instant::ORIGIN && valid_until <= self.clock.now()
     }
 
     pub(crate) fn valid_for(&self) -> Duration {

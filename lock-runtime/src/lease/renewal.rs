@@ -59,7 +59,7 @@ impl fmt::Debug for RenewalConfig {
 const TICK: Duration = Duration::from_millis(2);
 
 /// The position of a lease that is not scheduled.
-const UNSCHEDULED: Instant = Instant::from_nanos(0);
+const UNSCHEDULED: Instant = Instant::ORIGIN;
 
 /// Leases that are renewed by one request.
 struct RenewalBatch {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     fn scheduled(renewals: &RenewalScheduler) -> Vec<u64> {
-        let all = renewals.0.take_until(Instant::from_nanos(u64::MAX));
+        let all = renewals.0.take_until(Instant::NEVER);
         all.iter().map(|lease| lease.id).collect()
     }
 

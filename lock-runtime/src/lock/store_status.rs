@@ -363,7 +363,7 @@ mod tests {
             status.report_disconnect(&error);
             assert!(status.refusal().is_none(), "too early");
             assert!(!status.is_refusing());
-            *status.reachability() = Reachability::Failing { since: Instant::from_nanos(0) };
+            *status.reachability() = Reachability::Failing { since: Instant::ORIGIN };
             status.report(clock.now(), Err(&error));
             let fails = on_outage == OnOutage::Fail;
             assert_eq!(status.is_refusing(), fails);
@@ -389,7 +389,7 @@ mod tests {
         status.report(clock.now(), Err(&refused));
         assert!(!status.is_failing.load(Ordering::SeqCst));
         status.report_disconnect(&failure());
-        *status.reachability() = Reachability::Failing { since: Instant::from_nanos(0) };
+        *status.reachability() = Reachability::Failing { since: Instant::ORIGIN };
         status.report(clock.now(), Err(&failure()));
         status.report(clock.now(), Err(&refused));
         assert!(status.is_refusing());
@@ -457,7 +457,7 @@ mod tests {
         metrics.set_pool(&Arc::from("blocked"));
         let clock = Clock::Boot;
         let status = StoreStatus::new(clock, OnOutage::Fail, metrics, |_| ());
-        *status.reachability() = Reachability::Failing { since: Instant::from_nanos(0) };
+        *status.reachability() = Reachability::Failing { since: Instant::ORIGIN };
         let reports = std::thread::spawn({
             let status = status.clone();
             move || {

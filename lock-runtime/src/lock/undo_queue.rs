@@ -210,14 +210,14 @@ mod tests {
     fn leftover(ambiguous_until: Instant, forgotten_at: Instant) -> Leftover {
         let (keys, ttl) = ([Key::from_static("k")], Duration::from_secs(1));
         let lease = LeaseRef::new(keys, Owner::random().unwrap(), ttl);
-        let locked_until = Instant::from_nanos(0);
+        let locked_until = Instant::ORIGIN;
         Leftover { lease, locked_until, ambiguous_until, forgotten_at, grants: 1 }
     }
 
     /// An answered grant of an owner that gave up has no unanswered request.
     #[test]
     fn a_grant_is_too_late_to_undo_a_minute_after_the_store_has_forgotten_it() {
-        let at = |secs| Instant::from_nanos(0) + Duration::from_secs(secs);
+        let at = |secs| Instant::ORIGIN + Duration::from_secs(secs);
         let tracker = Arc::new(LeaseTracker::new());
         for (ambiguous_until, forgotten_at) in [(at(0), at(1_000)), (at(1_000), at(0))] {
             for scope in [UndoScope::Silent, UndoScope::Closing] {
@@ -235,7 +235,7 @@ mod tests {
     fn the_number_of_entries_is_bounded_and_the_one_that_is_due_first_is_left_to_its_ttl() {
         const EXCESS: usize = 100;
         let tracker = Arc::new(LeaseTracker::new());
-        let at = |millis: usize| Instant::from_nanos(0) + Duration::from_millis(millis as u64);
+        let at = |millis: usize| Instant::ORIGIN + Duration::from_millis(millis as u64);
         let (queue, end) = (UndoQueue::default(), at(usize::MAX >> 32));
         // The last one is due first.
         for n in (0..MOST + EXCESS).rev() {

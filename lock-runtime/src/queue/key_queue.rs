@@ -119,7 +119,7 @@ impl Linger {
 
     fn end(&mut self) {
         self.remove_timer();
-        self.until = Instant::from_nanos(0);
+        self.until = Instant::ORIGIN;
         self.set_timer();
     }
 }
@@ -426,7 +426,7 @@ impl<W> KeyQueue<W> {
     pub(super) fn missing_since(&self, id: u64) -> Option<Instant> {
         match (self.permit, self.reserved_for()) {
             (PermitState::Out(since), _) => Some(since),
-            (PermitState::Free, Some(rank)) if rank < id => Some(Instant::from_nanos(u64::MAX)),
+            (PermitState::Free, Some(rank)) if rank < id => Some(Instant::NEVER),
             (PermitState::Free, _) => None,
         }
     }
@@ -473,9 +473,9 @@ impl<W> KeyQueue<W> {
 
     /// Has the store asked immediately.
     pub(super) fn wake(&mut self) {
-        self.wake_at(Instant::from_nanos(0));
+        self.wake_at(Instant::ORIGIN);
         for registered in self.registered_mut() {
-            registered.wake_at(Instant::from_nanos(0));
+            registered.wake_at(Instant::ORIGIN);
         }
     }
 

@@ -63,7 +63,9 @@ impl LastAnswer {
         const USUAL: Duration = Duration::from_millis(250);
         match self {
             Self::Pending(since) if now.since(*since) >= USUAL => {
-                let message = format!("the store has not answered for {:?}", now.since(*since));
+                let silent_for = now.since(*since);
+                let message =
+                    format!("the store has not answered a request that was sent {silent_for:?} ago");
                 LockError::backend(
                     BackendError::new(FailureKind::MaybeApplied, message)
                         .remedy("check that the store is up and reachable"),
@@ -112,7 +114,7 @@ mod tests {
         let text = |options, attempts| {
             let policy = Policy::new(&options, &Defaults::default()).unwrap();
             let held = LastAnswer::Held { expires_in: None };
-            held.wait_error(WaitEnd::of(&policy, attempts), Instant::from_nanos(0), None)
+            held.wait_error(WaitEnd::of(&policy, attempts), Instant::ORIGIN, None)
                 .to_string()
         };
         let of = |wait| LockOptions::new().wait(Wait::For(wait));

@@ -226,25 +226,21 @@ impl<W: Waiter> WaitQueues<W> {
                     queues.unreserve(id, &wait.keys, None);
                     after.extend(queues.settle(&wait.keys, self.clock));
                 }
-                rejected.push(entry);
+                rejected.push((entry, error.clone()));
             }
             if let Some(queue) = queues.by_key.get_mut(key) {
                 queue.on_permit_dropped();
             }
             queues.remove_if_vacant(key);
         }
-        drop(queues);
-        for entry in rejected {
-            self.remove_deadline(&entry);
-            entry.wait_for.reject(error.clone());
-        }
+        self.reject(queues, rejected);
         after
     }
 
     /// The first waiter for the lock, if its turn has come. Counts a request for it.
     pub(crate) fn head(&self, key: &Key) -> Option<HeadInfo> {
         let mut queues = self.lock();
-        let Some(Candidate::Lock(id)) = queues.candidate(key, self.clock) else { return None };
+        let id = queues.lock_candidate(key, self.clock)?;
         let queue = queues.by_key.get_mut(key)?;
         let successors = queue.expected_successors();
         let entry = queue.entry_mut(id)?;
@@ -270,12 +266,8 @@ impl<W: Waiter> WaitQueues<W> {
         let id = if is_here {
             id
         } else {
-            let Some(Candidate::Lock(first)) = queues.candidate(key, self.clock) else {
-                return None;
-            };
-            let WaitFor::Lock(waiter) = &queues.by_key.get(key)?.entry(first)?.wait_for else {
-                return None;
-            };
+            let first = queues.lock_candidate(key, self.clock)?;
+            let waiter = queues.by_key.get(key)?.lock_head()?;
             if !fits(waiter.spec()) {
                 return None;
             }
@@ -300,7 +292,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let mut queue = queues.by_key.get_mut(key)?;
         if queue.lock_head().is_none() {
-            let Some(Candidate::Lock(_)) = queues.candidate(key, self.clock) else { return None };
+            queues.lock_candidate(key, self.clock)?;
             queue = queues.by_key.get_mut(key)?;
         }
         let waiter = queue.lock_head()?;
@@ -409,7 +401,8 @@ impl<W: Waiter> WaitQueues<W> {
             if let WaitFor::Permits(wait) = &entry.wait_for {
                 after.extend(queues.settle(&wait.keys, self.clock));
             }
-            rejected.push((queues.wait_error(key, entry.end(), now), entry));
+            let error = queues.wait_error(key, entry.end(), now);
+            rejected.push((entry, error));
         }
         // Without waiters the permit passes on immediately, not at the next request.
         if let Some(queue) = queues.by_key.get_mut(key)
@@ -417,11 +410,7 @@ impl<W: Waiter> WaitQueues<W> {
         {
             queue.wake();
         }
-        drop(queues);
-        for (error, entry) in rejected {
-            self.remove_deadline(&entry);
-            entry.wait_for.reject(error);
-        }
+        self.reject(queues, rejected);
         after
     }
 
@@ -502,17 +491,14 @@ impl<W: Waiter> WaitQueues<W> {
         queues.positions.clear();
         let mut rejected = Vec::new();
         queues.by_key.retain(|_, queue| {
-            rejected.extend(queue.take_entries().into_values());
+            let entries = queue.take_entries().into_values();
+            rejected.extend(entries.map(|entry| (entry, error.clone())));
             queue.unreserve();
             // What waits at the store sends a request, and ends.
             queue.wake();
             !queue.is_vacant()
         });
-        drop(queues);
-        for entry in rejected {
-            self.remove_deadline(&entry);
-            entry.wait_for.reject(error.clone());
-        }
+        self.reject(queues, rejected);
     }
 
     /// Rejects waiters whose deadline has passed. Runs on the driver for the life of the pool.
@@ -546,6 +532,16 @@ impl<W: Waiter> WaitQueues<W> {
         }
     }
 
+    /// Unlocks the queues and ends the waits that were removed from them. The end of a wait wakes its task, so it must not happen
+    /// under the mutex.
+    fn reject(&self, queues: MutexGuard<'_, Queues<W>>, rejected: Vec<(QueueEntry<W>, LockError)>) {
+        drop(queues);
+        for (entry, error) in rejected {
+            self.remove_deadline(&entry);
+            entry.wait_for.reject(error);
+        }
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Queues<W>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -574,12 +570,17 @@ impl<W: Waiter> Queues<W> {
         Some(entry)
     }
 
-    fn first_for_lock(&mut self, key: &Key, clock: Clock) -> Option<Arc<LockSpec>> {
-        let Some(Candidate::Lock(id)) = self.candidate(key, clock) else { return None };
-        match &self.by_key.get(key)?.entry(id)?.wait_for {
-            WaitFor::Lock(waiter) => Some(waiter.spec().clone()),
-            WaitFor::Permits(_) => None,
+    /// The entry that gets the permit of `key` next, if it waits for the lock.
+    fn lock_candidate(&mut self, key: &Key, clock: Clock) -> Option<u64> {
+        match self.candidate(key, clock)? {
+            Candidate::Lock(id) => Some(id),
+            Candidate::Permits(_) => None,
         }
+    }
+
+    fn first_for_lock(&mut self, key: &Key, clock: Clock) -> Option<Arc<LockSpec>> {
+        self.lock_candidate(key, clock)?;
+        self.by_key.get(key)?.lock_head().map(|waiter| waiter.spec().clone())
     }
 
     pub(super) fn remove_if_vacant(&mut self, key: &Key) {

@@ -134,14 +134,14 @@ mod tests {
     #[test]
     fn a_group_without_operations_is_answered_at_once() {
         let (reply, mut answered) = oneshot::channel();
-        Exchange::default().send(&[], reply, Instant::from_nanos(0), &mut Vec::new());
+        Exchange::default().send(&[], reply, Instant::ORIGIN, &mut Vec::new());
         assert_eq!(answered.try_recv().unwrap().unwrap(), []);
     }
 
     #[test]
     fn an_answer_to_another_request_is_refused() {
         let (mut exchange, mut outgoing) = (Exchange::default(), Vec::new());
-        exchange.send(&[delete()], oneshot::channel().0, Instant::from_nanos(0), &mut outgoing);
+        exchange.send(&[delete()], oneshot::channel().0, Instant::ORIGIN, &mut outgoing);
         answer(&mut exchange, 2, 0).unwrap_err();
     }
 
@@ -149,7 +149,7 @@ mod tests {
     fn a_cut_in_a_group_is_a_failure_of_all_of_it() {
         let (mut exchange, mut outgoing) = (Exchange::default(), Vec::new());
         let (reply, mut answered) = oneshot::channel();
-        exchange.send(&[delete(), delete()], reply, Instant::from_nanos(0), &mut outgoing);
+        exchange.send(&[delete(), delete()], reply, Instant::ORIGIN, &mut outgoing);
         answer(&mut exchange, 1, 0).unwrap();
         exchange.fail(&connection_lost("h", "cut"));
         let error = answered.try_recv().unwrap().unwrap_err();

@@ -63,8 +63,8 @@ impl Attempts {
             count: 0,
             is_known: false,
             unanswered: 0,
-            ambiguous_until: Instant::from_nanos(0),
-            kept_until: Instant::from_nanos(0),
+            ambiguous_until: Instant::ORIGIN,
+            kept_until: Instant::ORIGIN,
         }
     }
 

@@ -209,7 +209,7 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
     assert!(queues.promote(KEY.as_str(), &asking, now));
     assert_eq!((queues.take_wake_time(&KEY), queues.take_wake_time(&KEY)), (Some(now), None));
     assert_eq!(queues.wake(KEY.as_str()), None, "no holder");
-    assert_eq!(queues.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
+    assert_eq!(queues.take_wake_time(&KEY), Some(Instant::ORIGIN));
     let mut notified = pin!(wake.notified());
     assert!(notified.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     let holder = Holder { lease: 7, owner: holding, since: now };
@@ -247,7 +247,7 @@ fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_lock_that_is_onl
     let in_flight = with_permit_out(10);
     assert_eq!(in_flight.wake(KEY.as_str()), None, "no holder");
     in_flight.set_owner(&KEY, owner);
-    assert_eq!(in_flight.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
+    assert_eq!(in_flight.take_wake_time(&KEY), Some(Instant::ORIGIN));
     let held = with_permit_out(10);
     let holder = Holder { lease: 7, owner, since: Clock::Boot.now() };
     held.set_holder(&[KEY], holder, Contention::None);
@@ -255,7 +255,7 @@ fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_lock_that_is_onl
     enqueued(&held, &TestWaiter::new("k", false));
     assert_eq!(held.take_wake_time(&KEY), None, "its request is sent later");
     assert_eq!(held.wake(KEY.as_str()), Some(7));
-    assert_eq!(held.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
+    assert_eq!(held.take_wake_time(&KEY), Some(Instant::ORIGIN));
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn expired_waiters_are_rejected_with_the_last_answer() {
 }
 
 fn far() -> Instant {
-    Instant::from_nanos(u64::MAX)
+    Instant::NEVER
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn the_next_request_is_sent_at_once_when_the_first_waiter_leaves() {
     queues.cancel(&KEY, ids[1]);
     assert_eq!(queues.take_wake_time(&KEY), None, "it was not the first");
     queues.cancel(&KEY, ids[0]);
-    assert_eq!(queues.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
+    assert_eq!(queues.take_wake_time(&KEY), Some(Instant::ORIGIN));
     assert_eq!(queues.head(&KEY).unwrap().id, ids[2]);
 }
 

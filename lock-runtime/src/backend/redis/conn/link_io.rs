@@ -154,7 +154,7 @@ mod tests {
         let timeout = Duration::from_secs(3);
         let task = IoTask::spawn(io);
         let link = LinkIo::new(LinkRequests::Direct(requests), task.io(), timeout);
-        let at = |secs| Instant::from_nanos(0) + Duration::from_secs(secs);
+        let at = |secs| Instant::ORIGIN + Duration::from_secs(secs);
         link.note_unanswered(at(11));
         link.note_unanswered(at(10));
         assert!(!link.is_silent(at(12)));

@@ -204,7 +204,7 @@ impl Proposal {
             back_offs: 0,
             votes: nodes.new_count(),
             silent: 0,
-            until: Instant::from_nanos(0),
+            until: Instant::ORIGIN,
             state: ProposalState::Open,
             has_votes: false,
         };

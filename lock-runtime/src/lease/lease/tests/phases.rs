@@ -476,7 +476,7 @@ async fn a_lease_knows_its_place_in_the_queue_of_renewals() {
     let clock = clock().await;
     let lease = granted(plain(), clock);
     let (one, two) = (clock.now(), clock.now() + secs(1));
-    assert_eq!(lease.schedule_at(one), Instant::from_nanos(0));
+    assert_eq!(lease.schedule_at(one), Instant::ORIGIN);
     assert_eq!(lease.schedule_at(two), one);
     assert_eq!(lease.schedule_at(one), two);
     let holder = lease.holder();
