@@ -4,12 +4,13 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::api::reentrancy;
 use crate::base::call_site::{LockLabel, Site};
 use crate::base::key::Key;
 use crate::base::lock_order::LockOrder;
+use crate::base::mutex::{Mutex, MutexGuard};
 use crate::base::order_graph::OrderGraph;
 use crate::base::policy::Policy;
 use crate::base::process::OfProcess;
@@ -102,7 +103,7 @@ fn check_under(
 
 fn checker() -> MutexGuard<'static, OrderChecker> {
     static CHECKER: OfProcess<Mutex<OrderChecker>> = OfProcess::new();
-    CHECKER.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+    CHECKER.get_or_init(Mutex::default).lock()
 }
 
 /// The nestings of this process. Bounded by the number of call sites, whatever keys they have.

@@ -2,12 +2,12 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::{self, Handle};
 
 use crate::api::pool::LockPool;
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// Runs `body` with `pool` under `name`, in place of the pool that is installed under that name. Each test of annotated
 /// functions thus has its own pool, even while others run in the same process.
@@ -79,7 +79,7 @@ struct Entry {
 }
 
 fn of_runtimes() -> MutexGuard<'static, Vec<Entry>> {
-    OF_RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
+    OF_RUNTIMES.lock()
 }
 
 fn current_runtime() -> Option<runtime::Id> {

@@ -114,7 +114,7 @@ mod provider {
     use std::fmt;
     use std::future::Future;
     use std::pin::Pin;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::Arc;
 
     #[cfg(feature = "redis")]
     use redis::RedisConnectionInfo;
@@ -123,6 +123,7 @@ mod provider {
 
     use super::{Credentials, ProviderError};
     use crate::backend::{BackendError, FailureKind};
+    use crate::base::mutex::Mutex;
 
     type ProviderResult = Result<Credentials, BackendError>;
     type ProviderFuture = Pin<Box<dyn Future<Output = Result<Credentials, ProviderError>> + Send>>;
@@ -172,7 +173,7 @@ mod provider {
         pub(crate) async fn credentials(&self) -> Result<Credentials, BackendError> {
             let mut answer = self.call()?;
             let given = answer.wait_for(Option::is_some).await.ok().and_then(|given| given.clone());
-            let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut call = self.0.call.lock();
             // The next connection starts a new call.
             if call.as_ref().is_some_and(|call| call.same_channel(&answer)) {
                 *call = None;
@@ -181,7 +182,7 @@ mod provider {
         }
 
         fn call(&self) -> Result<watch::Receiver<Option<ProviderResult>>, BackendError> {
-            let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut call = self.0.call.lock();
             if let Some(answer) = &*call {
                 return Ok(answer.clone());
             }

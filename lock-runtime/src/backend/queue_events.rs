@@ -1,13 +1,14 @@
 //! What a store with a wait queue reports about queued owners.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Notifier, Owner, WaitMode};
+use crate::base::mutex::Mutex;
 
 /// A grant for an owner token that this pool does not know. The pool has given the token up, or the answer that
 /// queued the owner is being handled on another thread.
@@ -63,7 +64,7 @@ impl QueueEvents {
         if is_known || !available_in.is_zero() {
             return;
         }
-        match self.pending_claims().get_mut(&owner) {
+        match self.pending_claims.lock().get_mut(&owner) {
             Some(is_head) => *is_head = true,
             None => {
                 let (key, notifier) = (key.to_owned(), notifier.clone());
@@ -89,13 +90,9 @@ impl QueueEvents {
     /// handled.
     pub(crate) fn expect(&self, owners: Vec<Owner>) -> PendingClaims<'_> {
         if !owners.is_empty() {
-            self.pending_claims().extend(owners.iter().map(|owner| (*owner, false)));
+            self.pending_claims.lock().extend(owners.iter().map(|owner| (*owner, false)));
         }
         PendingClaims { events: self, owners }
-    }
-
-    fn pending_claims(&self) -> MutexGuard<'_, HashMap<Owner, bool>> {
-        self.pending_claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,7 +105,7 @@ pub(crate) struct PendingClaims<'a> {
 impl PendingClaims<'_> {
     /// Whether `owner` has become the head of the queue meanwhile.
     fn reached_head(&self, owner: &Owner) -> bool {
-        !self.owners.is_empty() && self.events.pending_claims().get(owner) == Some(&true)
+        !self.owners.is_empty() && self.events.pending_claims.lock().get(owner) == Some(&true)
     }
 
     /// A queued request retries immediately if its owner has become the head of the queue meanwhile.
@@ -132,7 +129,7 @@ impl PendingClaims<'_> {
 impl Drop for PendingClaims<'_> {
     fn drop(&mut self) {
         if !self.owners.is_empty() {
-            let mut pending = self.events.pending_claims();
+            let mut pending = self.events.pending_claims.lock();
             for owner in &self.owners {
                 pending.remove(owner);
             }

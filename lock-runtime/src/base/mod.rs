@@ -22,6 +22,7 @@ pub(crate) mod measurement;
 #[cfg(feature = "metrics")]
 pub(crate) mod metric_handles;
 pub(crate) mod metrics;
+pub(crate) mod mutex;
 pub(crate) mod options;
 pub(crate) mod order_graph;
 pub(crate) mod outcome;

@@ -1,6 +1,6 @@
 //! The `tracing` span of a call, as events name it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use tracing::Span;
 use tracing::dispatcher::Dispatch;
@@ -39,7 +39,7 @@ impl SpanSlot {
     /// A handle of the span, while it is open.
     pub(crate) fn handle(&self) -> Option<SpanHandle> {
         let span = self.0.as_ref()?;
-        let is_open = span.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_open = span.is_open.lock();
         is_open.then(|| SpanHandle {
             id: span.subscriber.clone_span(&span.id),
             subscriber: span.subscriber.clone(),
@@ -49,7 +49,7 @@ impl SpanSlot {
     /// The call ends, and closes its span next.
     pub(crate) fn close(&self) {
         if let Some(span) = &self.0 {
-            *span.is_open.lock().unwrap_or_else(PoisonError::into_inner) = false;
+            *span.is_open.lock() = false;
         }
     }
 }

@@ -3,10 +3,10 @@
 #[cfg(not(test))]
 mod real {
     use std::future::Future;
-    pub(crate) use std::sync::{Mutex, MutexGuard};
-
     use tokio::runtime::{EnterGuard, Handle};
     use tokio::task::AbortHandle;
+
+    pub(crate) use crate::base::mutex::{Mutex, MutexGuard};
 
     pub(crate) type Context<'a> = EnterGuard<'a>;
 

@@ -6,7 +6,7 @@
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -151,7 +151,7 @@ impl<B: ItemBatch> Batcher<B> {
             let in_flight = InFlight { flusher: flusher.clone(), items: 0 };
             return flusher.send_one(in_flight, item);
         }
-        let mut pending = flusher.batcher().pending();
+        let mut pending = flusher.batcher().pending.lock();
         if !pending.is_scheduled && pending.in_flight == 0 {
             pending.in_flight += 1;
             flusher.batcher().note(&mut pending, 1);
@@ -164,7 +164,7 @@ impl<B: ItemBatch> Batcher<B> {
 
     /// Adds `item` to the next batch of the driver.
     pub(crate) fn push_later<F: Flusher<Batch = B>>(flusher: &Arc<F>, item: B::Item) {
-        Self::schedule(flusher, flusher.batcher().pending(), item);
+        Self::schedule(flusher, flusher.batcher().pending.lock(), item);
     }
 
     /// Adds `item` to the next batch of `caller`, the runtime of this thread. Returns it if no batch has begun and
@@ -180,13 +180,13 @@ impl<B: ItemBatch> Batcher<B> {
         may_begin: impl FnOnce() -> bool,
     ) -> Result<(), B::Item> {
         let runtime = caller.id();
-        let mut pending = flusher.batcher().pending();
+        let mut pending = flusher.batcher().pending.lock();
         if pending.of_caller(runtime).is_none() {
             drop(pending);
             if !may_begin() {
                 return Err(item);
             }
-            pending = flusher.batcher().pending();
+            pending = flusher.batcher().pending.lock();
         }
         // Another thread of the runtime may have begun it meanwhile.
         if pending.of_caller(runtime).is_some() {
@@ -258,7 +258,7 @@ impl<B: ItemBatch> Batcher<B> {
     async fn watch<F: Flusher<Batch = B>>(flusher: Arc<F>) {
         loop {
             sleep(LATE).await;
-            let mut pending = flusher.batcher().pending();
+            let mut pending = flusher.batcher().pending.lock();
             let mut is_needed = false;
             let mut late = Vec::new();
             for batch in &mut pending.of_callers {
@@ -285,7 +285,7 @@ impl<B: ItemBatch> Batcher<B> {
 
     /// The task that sends the batch of `runtime` has been dropped, because the runtime ends.
     fn move_to_driver<F: Flusher<Batch = B>>(flusher: &Arc<F>, runtime: runtime::Id) {
-        let mut pending = flusher.batcher().pending();
+        let mut pending = flusher.batcher().pending.lock();
         let Some(at) = pending.of_callers.iter().position(|of| of.runtime == runtime) else {
             return;
         };
@@ -307,7 +307,7 @@ impl<B: ItemBatch> Batcher<B> {
     }
 
     fn take(&self, caller: Option<runtime::Id>) -> Option<B> {
-        self.take_from(&mut self.pending(), caller)
+        self.take_from(&mut self.pending.lock(), caller)
     }
 
     /// The next batch of the runtime `caller`, or of the driver. Without any, the next item schedules a flush again.
@@ -334,16 +334,12 @@ impl<B: ItemBatch> Batcher<B> {
     }
 
     fn clear(&self) {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         pending.is_scheduled = false;
         let items = std::mem::take(&mut pending.of_driver);
         drop(pending);
         // Their drop may push new items.
         drop(items);
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Pending<B>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -373,7 +369,7 @@ pub(crate) struct InFlight<F: Flusher> {
 
 impl<F: Flusher> InFlight<F> {
     pub(crate) fn begin(flusher: &Arc<F>, items: usize) -> Self {
-        flusher.batcher().pending().in_flight += items;
+        flusher.batcher().pending.lock().in_flight += items;
         Self { flusher: flusher.clone(), items }
     }
 }
@@ -381,7 +377,7 @@ impl<F: Flusher> InFlight<F> {
 impl<F: Flusher> Drop for InFlight<F> {
     fn drop(&mut self) {
         if self.items > 0 {
-            self.flusher.batcher().pending().in_flight -= self.items;
+            self.flusher.batcher().pending.lock().in_flight -= self.items;
         }
     }
 }

@@ -8,13 +8,13 @@ use std::future::Future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use tokio::runtime::{self, Handle};
 use tokio::task::unconstrained;
 
-use crate::base::sync::{self, Mutex, MutexGuard, spawn_on};
+use crate::base::sync::{self, Mutex, spawn_on};
 use crate::exec::driver::{Driver, Work};
 
 thread_local! {
@@ -146,13 +146,13 @@ impl InlineTask {
         if let Ok(Poll::Pending) = polled {
             self.rest(work);
         } else {
-            *self.stage() = Stage::Gone;
+            *self.stage.lock() = Stage::Gone;
         }
     }
 
     /// Keeps `work` until it is woken.
     fn rest(&self, work: Work) {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         if let Stage::Polling { woken: false } = *stage {
             *stage = Stage::Parked(ParkedTask(Some(work)));
         } else {
@@ -163,7 +163,7 @@ impl InlineTask {
 
     /// Takes the work, to poll it.
     fn resume(&self) -> Option<Work> {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         match mem::replace(&mut *stage, Stage::Polling { woken: false }) {
             Stage::Ready(mut parked) => parked.0.take(),
             other => {
@@ -174,18 +174,14 @@ impl InlineTask {
     }
 
     fn move_to_driver(&self, work: Work) {
-        *self.stage() = Stage::Gone;
+        *self.stage.lock() = Stage::Gone;
         spawn_on(&self.runtime, ParkedTask(Some(work)).go_on());
-    }
-
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Wake for InlineTask {
     fn wake(self: Arc<Self>) {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         match mem::replace(&mut *stage, Stage::Gone) {
             Stage::Polling { .. } => *stage = Stage::Polling { woken: true },
             Stage::Parked(parked) => {

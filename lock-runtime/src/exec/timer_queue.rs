@@ -1,12 +1,11 @@
 //! Entries by the time they are due, and a wait for the next one.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 
 use tokio::sync::Notify;
 
 use crate::base::clock::{Clock, Instant};
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 
 /// Entries by the moment they are due, on a clock that counts suspend. One task waits for [`due`](Self::due); any task
 /// inserts and removes.
@@ -35,7 +34,7 @@ impl<T> Default for TimerQueue<T> {
 impl<T> TimerQueue<T> {
     /// Inserts `entry`, due at `at`. `id` distinguishes it from others of the same moment.
     pub(crate) fn insert(&self, at: Instant, id: u64, entry: T) {
-        let mut timers = self.timers();
+        let mut timers = self.timers.lock();
         timers.entries.insert((at, id), entry);
         if timers.next_check.is_none_or(|next_check| at < next_check) {
             timers.next_check = Some(at);
@@ -45,7 +44,7 @@ impl<T> TimerQueue<T> {
 
     /// Replaces the entry `former` of this moment by `entry`, under the number `id`. Returns the new one if the former is not here.
     pub(crate) fn replace(&self, at: Instant, former: u64, id: u64, entry: T) -> Result<(), T> {
-        let mut timers = self.timers();
+        let mut timers = self.timers.lock();
         let Some(removed) = timers.entries.remove(&(at, former)) else { return Err(entry) };
         timers.entries.insert((at, id), entry);
         drop(timers);
@@ -55,13 +54,13 @@ impl<T> TimerQueue<T> {
 
     /// Removes the entry, if it is here.
     pub(crate) fn remove(&self, at: Instant, id: u64) {
-        let entry = self.timers().entries.remove(&(at, id));
+        let entry = self.timers.lock().entries.remove(&(at, id));
         drop(entry);
     }
 
     /// Takes the entries that are due at `moment`.
     pub(crate) fn take_until(&self, moment: Instant) -> Vec<T> {
-        let mut timers = self.timers();
+        let mut timers = self.timers.lock();
         let later = timers.entries.split_off(&(moment, u64::MAX));
         std::mem::replace(&mut timers.entries, later).into_values().collect()
     }
@@ -70,7 +69,7 @@ impl<T> TimerQueue<T> {
     pub(crate) async fn due(&self, clock: Clock) {
         loop {
             let next = {
-                let mut timers = self.timers();
+                let mut timers = self.timers.lock();
                 timers.next_check = timers.entries.first_key_value().map(|(&(at, _), _)| at);
                 timers.next_check
             };
@@ -82,10 +81,6 @@ impl<T> TimerQueue<T> {
                 },
             }
         }
-    }
-
-    fn timers(&self) -> MutexGuard<'_, Timers<T>> {
-        self.timers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

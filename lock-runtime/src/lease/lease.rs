@@ -2,8 +2,8 @@
 //!
 //! It does no I/O. [`renewal`](crate::lease::renewal) polls [`Lease::poll_renewal`] and reports the answers of the store.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::base::measurement::Measurement;
 use crate::base::metrics::LockMetrics;
 use crate::base::options::Wait;
 use crate::base::owner::Owner;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::base::ttl::Ttl;
 use crate::exec::events::{self, Origin};
 use crate::lease::grant::Grant;
@@ -205,7 +205,7 @@ impl Lease {
         {
             return None;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // A lease with a renewal in flight is released instead: the answer is about this lease.
         let fenced = !its.fencing || state.fences.is_some_and(|fences| !fences.is_empty());
         if state.phase != Phase::Held || !fenced || state.is_named {
@@ -232,13 +232,13 @@ impl Lease {
 
     /// How many holders of this process the next grant of the lock is expected to have, by the fences of this one.
     pub(crate) fn expected_holders(&self) -> ExpectedHolders {
-        self.state().fences.map(Fences::expected_holders).unwrap_or_default()
+        self.state.lock().fences.map(Fences::expected_holders).unwrap_or_default()
     }
 
     /// From now on the lease ends with a release at the store, not with a hand-off, so that its owner token names only this
     /// hold. `false` if the hold has ended.
     pub(crate) fn name_owner(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_held = matches!(state.phase, Phase::Held | Phase::Renewing);
         state.is_named |= is_held;
         is_held
@@ -297,7 +297,7 @@ impl Lease {
 
     /// From the grant to the end of the hold, or to now.
     pub(crate) fn held_for(&self) -> Duration {
-        let ended_at = self.state().ended_at;
+        let ended_at = self.state.lock().ended_at;
         ended_at.unwrap_or_else(|| self.clock.now()).since(self.granted_at)
     }
 
@@ -364,23 +364,23 @@ impl Lease {
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.state().loss
+        self.state.lock().loss
     }
 
     /// Whether another task of this process holds the lock by now.
     pub(crate) fn is_transferred(&self) -> bool {
-        self.state().phase == Phase::Transferred
+        self.state.lock().phase == Phase::Transferred
     }
 
     /// Whether the hold was released, and not lost before.
     pub(crate) fn is_released(&self) -> bool {
-        self.state().ending() == Some(Ending::Released)
+        self.state.lock().ending() == Some(Ending::Released)
     }
 
     /// Resolves when the lease is lost or released. `listener` is the caller's number among the listeners, `None` at
     /// first.
     pub(super) fn poll_lost(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Ending> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(ending) = state.ending() {
             return Poll::Ready(ending);
         }
@@ -392,7 +392,7 @@ impl Lease {
 
     pub(super) fn forget_listener(&self, listener: Option<u64>) {
         let Some(id) = listener else { return };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let removed = state.listeners.remove(id);
         drop(state);
         drop(removed);
@@ -400,7 +400,7 @@ impl Lease {
 
     /// Ends validity immediately, unless the lease is released already. Returns whether this call did.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match state.phase {
             Phase::Held | Phase::Renewing => {
                 let renewing = state.phase == Phase::Renewing;
@@ -440,7 +440,7 @@ impl Lease {
 
     /// The store has answered the release with "not held". Returns whether this is the first sign of a loss.
     pub(crate) fn lose_before_release(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_new = self.has_holder && state.loss.is_none();
         if is_new {
             state.loss = Some(Loss::FoundAtRelease);
@@ -465,7 +465,7 @@ impl Lease {
 
     /// When to call [`poll_renewal`](Self::poll_renewal) next; `None` if never again.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.due_in(&self.state())
+        self.due_in(&self.state.lock())
     }
 
     fn due_in(&self, state: &LeaseState) -> Option<Instant> {
@@ -491,7 +491,7 @@ impl Lease {
 
     /// Ends the hold and wakes the listeners. `true` for the one caller that has to send the release.
     pub(crate) fn begin_release(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let was_lost = state.ended_at.is_some();
         state.phase = match state.phase {
             Phase::Held | Phase::Lost => Phase::Releasing,
@@ -513,7 +513,7 @@ impl Lease {
     pub(crate) async fn settled(&self) {
         loop {
             let renewed = self.renewed.notified();
-            if self.state().phase != Phase::ReleasePending {
+            if self.state.lock().phase != Phase::ReleasePending {
                 return;
             }
             renewed.await;
@@ -522,28 +522,28 @@ impl Lease {
 
     /// Whether no renewal is in flight.
     pub(crate) fn is_settled(&self) -> bool {
-        self.state().phase != Phase::ReleasePending
+        self.state.lock().phase != Phase::ReleasePending
     }
 
     /// Whether waiters of this process depend on the release.
     pub(crate) fn has_permit(&self) -> bool {
-        self.state().permit.is_some()
+        self.state.lock().permit.is_some()
     }
 
     /// The keys that it has the permits of.
     pub(crate) fn permit_keys(&self) -> Option<Arc<[Key]>> {
-        self.state().permit.as_ref().map(|permit| permit.shared_keys().clone())
+        self.state.lock().permit.as_ref().map(|permit| permit.shared_keys().clone())
     }
 
     /// The permit of its keys, for the task that releases them.
     pub(crate) fn take_permit(&self) -> Option<KeyPermit> {
-        self.state().permit.take()
+        self.state.lock().permit.take()
     }
 
     /// Makes the next renewal due at `now`: the key may have changed. It immediately follows a renewal that is in flight.
     /// `false` if it has no other due time now.
     pub(crate) fn expedite(&self, now: Instant) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match state.phase {
             Phase::Held if state.next_renewal.is_some() => {
                 state.next_renewal = Some(now);
@@ -589,10 +589,6 @@ impl Lease {
     fn store_until(&self, sent: Instant) {
         let until = (sent + self.ttl.stored()).max(self.min_hold_until);
         self.stored_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
-    }
-
-    fn state(&self) -> MutexGuard<'_, LeaseState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,13 +1,13 @@
 //! The leases and requests of a pool, and its phase.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use foldhash::HashMap;
 use tokio::sync::watch;
 
 use crate::base::process::Process;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::lease::lease::Lease;
 
 /// How far a pool is on its way to its end. Phases are entered in this order.
@@ -83,7 +83,7 @@ impl LeaseTracker {
 
     /// Counts an acquire, or returns `None` if the pool accepts no more.
     pub(crate) fn try_begin(self: &Arc<Self>) -> Option<InFlightToken> {
-        let mut tracked = self.tracked();
+        let mut tracked = self.tracked.lock();
         if !self.is_open() {
             return None;
         }
@@ -93,7 +93,7 @@ impl LeaseTracker {
 
     /// Counts work that cleans up after an acquire, in any phase.
     pub(crate) fn begin_cleanup(self: &Arc<Self>) -> InFlightToken {
-        self.tracked().in_flight += 1;
+        self.tracked.lock().in_flight += 1;
         InFlightToken(self.clone())
     }
 
@@ -103,12 +103,12 @@ impl LeaseTracker {
     }
 
     pub(crate) fn insert(&self, lease: &Arc<Lease>) {
-        self.tracked().leases.insert(lease.id, lease.clone());
+        self.tracked.lock().leases.insert(lease.id, lease.clone());
     }
 
     /// Inserts `lease`, which has taken over the grant of `former`, in its place. A shutdown finds one of the two.
     pub(crate) fn replace(&self, former: &Lease, lease: &Arc<Lease>) {
-        let mut tracked = self.tracked();
+        let mut tracked = self.tracked.lock();
         let removed = tracked.leases.remove(&former.id);
         tracked.leases.insert(lease.id, lease.clone());
         drop(tracked);
@@ -117,7 +117,7 @@ impl LeaseTracker {
 
     /// Removes a lease that ended; `confirmed` if the store said so.
     pub(crate) fn remove_ended(&self, lease: &Lease, confirmed: bool) {
-        let mut tracked = self.tracked();
+        let mut tracked = self.tracked.lock();
         if tracked.leases.remove(&lease.id).is_none() {
             return;
         }
@@ -131,15 +131,15 @@ impl LeaseTracker {
     }
 
     pub(crate) fn lease(&self, id: u64) -> Option<Arc<Lease>> {
-        self.tracked().leases.get(&id).cloned()
+        self.tracked.lock().leases.get(&id).cloned()
     }
 
     pub(crate) fn leases(&self) -> Vec<Arc<Lease>> {
-        self.tracked().leases.values().cloned().collect()
+        self.tracked.lock().leases.values().cloned().collect()
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        let tracked = self.tracked();
+        let tracked = self.tracked.lock();
         let Tracked { released, abandoned, .. } = *tracked;
         Counts { released, abandoned, held: tracked.leases.len() }
     }
@@ -147,7 +147,7 @@ impl LeaseTracker {
     /// Enters `phase`. `false` if the pool had reached it before.
     pub(crate) fn advance(&self, phase: PoolPhase) -> bool {
         // Under the lock of `try_begin`, so that no acquire begins after it.
-        let _tracked = self.tracked();
+        let _tracked = self.tracked.lock();
         if phase != PoolPhase::Open {
             self.is_open.store(false, Ordering::Release);
         }
@@ -193,7 +193,7 @@ impl LeaseTracker {
         let mut removed = self.removed.subscribe();
         loop {
             removed.mark_unchanged();
-            if is_reached(&self.tracked()) {
+            if is_reached(&self.tracked.lock()) {
                 return;
             }
             // The sender lives in `self`.
@@ -207,10 +207,6 @@ impl LeaseTracker {
             self.removed.send_modify(|removed| *removed += 1);
         }
     }
-
-    fn tracked(&self) -> MutexGuard<'_, Tracked> {
-        self.tracked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Work in flight that a shutdown waits for. Dropping it ends the work.
@@ -220,7 +216,7 @@ pub(crate) struct InFlightToken(Arc<LeaseTracker>);
 impl Drop for InFlightToken {
     fn drop(&mut self) {
         if !self.0.is_inherited() {
-            self.0.tracked().in_flight -= 1;
+            self.0.tracked.lock().in_flight -= 1;
             self.0.on_removed();
         }
     }

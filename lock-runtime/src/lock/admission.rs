@@ -3,13 +3,13 @@
 //! A request that is not sent uses up neither ttl nor timeout, and needs no undo. So the requests in flight are answered
 //! before their timeout. Renewals and releases do not wait here, and precede new acquires.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::base::clock::{Clock, Instant};
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 
 /// The number of acquires in flight at one store. It grows while the store answers promptly and acquires wait, and shrinks
 /// when answers take long.
@@ -88,7 +88,7 @@ impl Admission {
     fn leave(&self, room: OwnedSemaphorePermit, call: CallState) {
         let now = self.clock.now();
         let is_full = self.room.available_permits() == 0;
-        let mut size = self.size();
+        let mut size = self.size.lock();
         let grown = match call {
             CallState::Answered(sent) if size.on_answer(now.since(sent), self.slack) => {
                 if is_full {
@@ -108,10 +108,6 @@ impl Admission {
         self.room.add_permits(grown);
         // Wakes the next waiter.
         drop(kept);
-    }
-
-    fn size(&self) -> MutexGuard<'_, Size> {
-        self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -186,7 +182,7 @@ mod tests {
     use super::*;
 
     fn under_way(admission: &Admission) -> (usize, usize) {
-        let size = admission.size();
+        let size = admission.size.lock();
         (size.requests, size.excess)
     }
 

@@ -1,6 +1,6 @@
 //! The leases of locks that linger.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use foldhash::HashMap;
 
@@ -45,7 +45,7 @@ impl LingeringLeases {
     }
 
     fn by_key(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Calls `release` with each lease at the end of its linger, or if it was lost meanwhile. Runs on the driver for the life

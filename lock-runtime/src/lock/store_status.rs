@@ -3,8 +3,8 @@
 //! The outcomes of acquires, renewals and probes are reported to [`StoreStatus`]. After a failure it sends probes until the
 //! store answers.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
@@ -17,7 +17,7 @@ use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::base::metrics::PoolMetrics;
 use crate::base::options::OnOutage;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::exec::events;
 use crate::exec::throttle::Throttle;
 
@@ -182,7 +182,7 @@ impl StoreStatus {
     /// The pool is shut down or dropped: no event follows, and the metrics no longer say that the store is down.
     pub(crate) fn close(&self) {
         {
-            let mut reachability = self.reachability();
+            let mut reachability = self.reachability.lock();
             // The next pool may have the name by now.
             if matches!(*reachability, Reachability::Closed) {
                 return;
@@ -205,7 +205,7 @@ impl StoreStatus {
     }
 
     fn change_locked(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
-        let mut reachability = self.reachability();
+        let mut reachability = self.reachability.lock();
         let change = change(&mut reachability);
         let is_failing = !matches!(*reachability, Reachability::Up | Reachability::Closed);
         self.is_failing.store(is_failing, Ordering::Relaxed);
@@ -229,7 +229,7 @@ impl StoreStatus {
     pub(crate) fn is_refusing(&self) -> bool {
         self.on_outage == OnOutage::Fail
             && self.is_failing.load(Ordering::Relaxed)
-            && matches!(*self.reachability(), Reachability::Down { .. })
+            && matches!(*self.reachability.lock(), Reachability::Down { .. })
     }
 
     /// The error of an acquire that must not wait for a store that is down. One acquire per second is tried.
@@ -238,7 +238,7 @@ impl StoreStatus {
             return None;
         }
         let now = self.clock.now();
-        if let Reachability::Down { next_trial, .. } = &mut *self.reachability()
+        if let Reachability::Down { next_trial, .. } = &mut *self.reachability.lock()
             && now >= *next_trial
         {
             *next_trial = now + Reachability::TRIAL;
@@ -254,7 +254,9 @@ impl StoreStatus {
 
     #[cold]
     fn refusal_at(&self, now: Instant) -> Option<LockError> {
-        let Reachability::Down { since, error, .. } = &*self.reachability() else { return None };
+        let Reachability::Down { since, error, .. } = &*self.reachability.lock() else {
+            return None;
+        };
         let down_for = now.since(*since);
         let text = format!("the store has been down for {down_for:.1?}: {}", error.message());
         Some(LockError::backend(
@@ -288,10 +290,6 @@ impl StoreStatus {
 
     fn pool(&self) -> &str {
         self.pool.get().map_or("unnamed", |name| name)
-    }
-
-    fn reachability(&self) -> MutexGuard<'_, Reachability> {
-        self.reachability.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -363,7 +361,7 @@ mod tests {
             status.report_disconnect(&error);
             assert!(status.refusal().is_none(), "too early");
             assert!(!status.is_refusing());
-            *status.reachability() = Reachability::Failing { since: Instant::ORIGIN };
+            *status.reachability.lock() = Reachability::Failing { since: Instant::ORIGIN };
             status.report(clock.now(), Err(&error));
             let fails = on_outage == OnOutage::Fail;
             assert_eq!(status.is_refusing(), fails);
@@ -371,7 +369,7 @@ mod tests {
             let refusal = status.refusal();
             assert_eq!(refusal.is_some(), fails);
             assert!(refusal.is_none_or(|error| error.to_string().contains("no connection")));
-            if let Reachability::Down { next_trial, .. } = &mut *status.reachability() {
+            if let Reachability::Down { next_trial, .. } = &mut *status.reachability.lock() {
                 *next_trial = clock.now();
             }
             assert!(status.refusal().is_none(), "a trial");
@@ -389,7 +387,7 @@ mod tests {
         status.report(clock.now(), Err(&refused));
         assert!(!status.is_failing.load(Ordering::SeqCst));
         status.report_disconnect(&failure());
-        *status.reachability() = Reachability::Failing { since: Instant::ORIGIN };
+        *status.reachability.lock() = Reachability::Failing { since: Instant::ORIGIN };
         status.report(clock.now(), Err(&failure()));
         status.report(clock.now(), Err(&refused));
         assert!(status.is_refusing());
@@ -457,7 +455,7 @@ mod tests {
         metrics.set_pool(&Arc::from("blocked"));
         let clock = Clock::Boot;
         let status = StoreStatus::new(clock, OnOutage::Fail, metrics, |_| ());
-        *status.reachability() = Reachability::Failing { since: Instant::ORIGIN };
+        *status.reachability.lock() = Reachability::Failing { since: Instant::ORIGIN };
         let reports = std::thread::spawn({
             let status = status.clone();
             move || {

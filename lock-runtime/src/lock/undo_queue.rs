@@ -1,7 +1,6 @@
 //! What unanswered requests may have left in the store, until it is released.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::backend::{LeaseRef, ReleaseOutcome, ReleaseRequest};
@@ -177,7 +176,7 @@ impl UndoQueue {
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

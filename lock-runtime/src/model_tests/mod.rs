@@ -3,8 +3,8 @@
 //! Shuttle runs each scenario on one thread and decides at every mutex and every await which task is next. Clocks
 //! stand still, so no timer fires: a task that is not woken hangs forever, and that fails the test.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use shuttle::future::{block_on, yield_now};
@@ -19,6 +19,7 @@ use crate::api::pool::LockPool;
 use crate::backend::Owner;
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::mutex::Mutex;
 use crate::base::options::Wait;
 use crate::base::sync::scheduler;
 use crate::lock::acquire::run;
@@ -217,7 +218,7 @@ fn run_once(scenario: Scenario) -> usize {
         }
     }
     nothing_is_left(&pools, &server);
-    monitor.holders.lock().unwrap().handed_off
+    monitor.holders.lock().handed_off
 }
 
 fn nothing_is_left(pools: &[LockPool], server: &ModelServer) {
@@ -349,7 +350,7 @@ struct Holders {
 impl HoldMonitor {
     fn enter(&self, guard: &LockGuard) {
         let owner = guard.lease().owner;
-        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holders = self.holders.lock();
         for other in &holders.views {
             let other_owner = other.lease().owner;
             // The key of one of them was deleted, and the holder has not noticed.
@@ -370,7 +371,7 @@ impl HoldMonitor {
     }
 
     fn leave(&self, guard: &LockGuard) {
-        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holders = self.holders.lock();
         let at = holders.views.iter().position(|other| Arc::ptr_eq(other.lease(), guard.lease()));
         let view = holders.views.swap_remove(at.unwrap());
         drop(holders);

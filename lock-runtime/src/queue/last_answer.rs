@@ -64,8 +64,9 @@ impl LastAnswer {
         match self {
             Self::Pending(since) if now.since(*since) >= USUAL => {
                 let silent_for = now.since(*since);
-                let message =
-                    format!("the store has not answered a request that was sent {silent_for:?} ago");
+                let message = format!(
+                    "the store has not answered a request that was sent {silent_for:?} ago"
+                );
                 LockError::backend(
                     BackendError::new(FailureKind::MaybeApplied, message)
                         .remedy("check that the store is up and reachable"),
@@ -114,8 +115,7 @@ mod tests {
         let text = |options, attempts| {
             let policy = Policy::new(&options, &Defaults::default()).unwrap();
             let held = LastAnswer::Held { expires_in: None };
-            held.wait_error(WaitEnd::of(&policy, attempts), Instant::ORIGIN, None)
-                .to_string()
+            held.wait_error(WaitEnd::of(&policy, attempts), Instant::ORIGIN, None).to_string()
         };
         let of = |wait| LockOptions::new().wait(Wait::For(wait));
         let (none, long) = (Duration::ZERO, Duration::from_secs(2));

@@ -8,7 +8,7 @@
 //! is out, or reserved for an earlier rank. A free permit that is not reserved has no waiters. A waiter leaves its queue
 //! once: granted, rejected or cancelled.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::HashMap;
@@ -543,7 +543,7 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Queues<W>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::pending;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{
@@ -12,6 +12,7 @@ use crate::backend::{
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// The fault that a call to the store meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +104,7 @@ impl FaultPlan {
     }
 
     fn lock(&self) -> MutexGuard<'_, PlanState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -4,13 +4,14 @@
 //! is found and deleted no later than its deadline, even if an answer was lost or a caller dropped.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
 
 use crate::backend::Owner;
 use crate::base::clock::{Clock, Instant};
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// What one owner has in a store, as far as is known.
 pub(crate) trait OwnedState: Default {
@@ -118,7 +119,7 @@ impl<S: OwnedState, I> Owners<S, I> {
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, OwnerTable<S, I>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// The turn of a request for `owner`: requests of one owner run one after another. What they leave is deleted

@@ -7,7 +7,6 @@
 //! Only deletions do so. Keys that one transaction makes have one revision, and the revision is a position in the queue.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
@@ -16,6 +15,7 @@ use crate::backend::etcd::protocol::protobuf::MalformedMessage;
 use crate::backend::etcd::protocol::transaction::{
     KeyOperation, OperationResult, Transaction, TransactionAnswer,
 };
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// How many transactions of a queue may be in flight. More of them are no faster: a member executes one after the other.
 const MOST_IN_FLIGHT: usize = 8;
@@ -71,7 +71,7 @@ impl CombiningQueue {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -13,8 +13,8 @@
 //! keys. That number is a condition of each transaction that puts keys. A new connection writes its number before it serves. From
 //! then on, whatever a former connection has left in flight fails, however late it arrives.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -28,6 +28,7 @@ use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Tr
 use crate::backend::etcd::server_error::{is_denied, is_without_space, unanswered};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
+use crate::base::mutex::Mutex;
 
 /// The lengths of leases, in seconds. etcd's shortest one is two seconds, unless `--election-timeout` is set.
 const CLASSES: [u64; 26] = [
@@ -94,11 +95,11 @@ impl PoolLease {
     }
 
     pub(crate) fn last_sign(&self) -> LifeSign {
-        *self.last_sign.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last_sign.lock()
     }
 
     pub(crate) fn on_sign(&self, sign: LifeSign) {
-        let mut last = self.last_sign.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last_sign.lock();
         // Answers come in the order of the signs.
         if sign.sent > last.sent {
             *last = sign;
@@ -188,7 +189,7 @@ struct LeaseClass {
 impl LeaseClass {
     /// A lease that takes further keys. Each key of an owner, and each request that puts one, has a reference to its lease.
     fn open(&self, most_keys: usize) -> Option<Arc<PoolLease>> {
-        let leases = self.leases();
+        let leases = self.leases.lock();
         let has_room = |lease: &&Arc<PoolLease>| {
             lease.is_before(LeaseUse::Closed) && Arc::strong_count(lease) <= most_keys
         };
@@ -196,7 +197,7 @@ impl LeaseClass {
     }
 
     fn add(&self, lease: Arc<PoolLease>) {
-        let mut leases = self.leases();
+        let mut leases = self.leases.lock();
         leases.retain(|lease| lease.is_before(LeaseUse::Over));
         leases.push(lease);
     }
@@ -205,7 +206,7 @@ impl LeaseClass {
     /// the former one.
     fn abandon_unused(&self, now: Instant) {
         let mut has_open = false;
-        self.leases().retain(|lease| {
+        self.leases.lock().retain(|lease| {
             let is_open = lease.is_before(LeaseUse::Closed);
             let is_first = is_open && !has_open;
             has_open |= is_open;
@@ -215,10 +216,6 @@ impl LeaseClass {
             }
             lease.is_current() || (lease.is_before(LeaseUse::Over) && !lease.has_run_out(now))
         });
-    }
-
-    fn leases(&self) -> MutexGuard<'_, Vec<Arc<PoolLease>>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -454,8 +451,10 @@ impl Leases {
 
     fn all_before_their_end(&self) -> Vec<Arc<PoolLease>> {
         let mut all = Vec::new();
-        for class in self.classes().iter() {
-            all.extend(class.leases().iter().filter(|it| it.is_before(LeaseUse::Over)).cloned());
+        for class in self.classes.lock().iter() {
+            all.extend(
+                class.leases.lock().iter().filter(|it| it.is_before(LeaseUse::Over)).cloned(),
+            );
         }
         all
     }
@@ -463,7 +462,7 @@ impl Leases {
     /// Leases that a peak has left behind, and closed leases without keys, run out.
     pub(crate) fn abandon_unused(&self) {
         let now = self.clock.now();
-        self.classes().iter().for_each(|class| class.abandon_unused(now));
+        self.classes.lock().iter().for_each(|class| class.abandon_unused(now));
     }
 
     /// The leases that the members refuse get no more signs of life.
@@ -500,7 +499,7 @@ impl Leases {
     }
 
     fn class(&self, seconds: u64) -> Arc<LeaseClass> {
-        let mut classes = self.classes();
+        let mut classes = self.classes.lock();
         if let Some(class) = classes.iter().find(|class| class.seconds == seconds) {
             return class.clone();
         }
@@ -508,10 +507,6 @@ impl Leases {
         let class = Arc::new(LeaseClass { seconds, leases, making });
         classes.push(class.clone());
         class
-    }
-
-    fn classes(&self) -> MutexGuard<'_, Vec<Arc<LeaseClass>>> {
-        self.classes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -556,7 +551,7 @@ mod tests {
         let lease = |id| Arc::new(PoolLease::granted(id, Duration::from_secs(33), at(1)));
         let class =
             LeaseClass { seconds: 33, leases: Mutex::default(), making: Default::default() };
-        let ids = || class.leases().iter().map(|lease| lease.id).collect::<Vec<_>>();
+        let ids = || class.leases.lock().iter().map(|lease| lease.id).collect::<Vec<_>>();
         class.add(lease(1));
         let keys: Vec<_> = (0..3).map_while(|_| class.open(2)).collect();
         assert_eq!(keys.len(), 2);
@@ -567,7 +562,7 @@ mod tests {
         let key = class.open(2).filter(|lease| lease.id == 2).expect("it has room");
         class.abandon_unused(at(30));
         assert_eq!(ids(), [1, 2, 3], "a former connection may put keys under the last one");
-        assert!(!class.leases()[2].is_current());
+        assert!(!class.leases.lock()[2].is_current());
         class.abandon_unused(at(60));
         assert_eq!(ids(), [1, 2], "it has run out");
         drop((keys, key));

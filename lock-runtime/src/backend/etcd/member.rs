@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use crate::backend::etcd::server_error::{
 };
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
+use crate::base::mutex::Mutex;
 
 /// A connection to a member. It ends once [`end`](Self::end) is called.
 pub(crate) struct Member {
@@ -132,28 +133,24 @@ impl Member {
 
     /// For how long there have been calls without an answer to any of them.
     pub(crate) fn silence(&self, now: Instant) -> Duration {
-        let log = self.log();
+        let log = self.calls.lock();
         let Some(oldest) = log.oldest() else { return Duration::ZERO };
         now.since(log.answered.map_or(oldest, |answered| answered.max(oldest)))
     }
 
     /// How long the oldest call has been without an answer.
     pub(crate) fn oldest_call(&self, now: Instant) -> Duration {
-        self.log().oldest().map_or(Duration::ZERO, |oldest| now.since(oldest))
+        self.calls.lock().oldest().map_or(Duration::ZERO, |oldest| now.since(oldest))
     }
 
     /// Records a call until the returned value is dropped.
     pub(crate) fn open_call(self: &Arc<Self>) -> OpenCall {
-        let mut log = self.log();
+        let mut log = self.calls.lock();
         log.last += 1;
         let number = log.last;
         log.open.insert(number, self.clock.now());
         drop(log);
         OpenCall { member: self.clone(), number }
-    }
-
-    fn log(&self) -> MutexGuard<'_, CallLog> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One message and its answer. An error that another connection may not have ends this one.
@@ -274,12 +271,12 @@ pub(crate) struct OpenCall {
 impl OpenCall {
     pub(crate) fn answered(self) {
         let now = self.member.clock.now();
-        self.member.log().answered = Some(now);
+        self.member.calls.lock().answered = Some(now);
     }
 }
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.member.log().open.remove(&self.number);
+        self.member.calls.lock().open.remove(&self.number);
     }
 }

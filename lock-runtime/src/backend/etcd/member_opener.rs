@@ -9,7 +9,7 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use crate::backend::etcd::transport::MemberDialer;
 use crate::backend::etcd::url::EtcdLogin;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Clock;
+use crate::base::mutex::Mutex;
 
 /// The shortest time that a new connection has for its first requests.
 pub(crate) const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
@@ -152,7 +153,7 @@ impl MemberOpener {
         grpc: &mut GrpcClient,
         login: &EtcdLogin,
     ) -> Result<MemberLogin, OpenFailure> {
-        let known = self.token().clone().filter(|known| known.login == *login);
+        let known = self.token.lock().clone().filter(|known| known.login == *login);
         // A login with the header of a token that is no longer valid fails.
         let mut known_grpc = grpc.clone();
         let has_token = known.is_some_and(|known| known_grpc.set_token(&known.token));
@@ -181,7 +182,7 @@ impl MemberOpener {
         grpc: &mut GrpcClient,
         login: EtcdLogin,
     ) -> Result<MemberLogin, OpenFailure> {
-        *self.token() = None;
+        *self.token.lock() = None;
         let message = cluster::log_in(&login.user, &login.password);
         match grpc.call("/etcdserverpb.Auth/Authenticate", &message).await {
             Ok(answer) => {
@@ -189,7 +190,7 @@ impl MemberOpener {
                 if !grpc.set_token(&token) {
                     return Err(malformed().before_sending().into());
                 }
-                *self.token() = Some(KnownToken { login, token });
+                *self.token.lock() = Some(KnownToken { login, token });
                 Ok(MemberLogin::Token)
             }
             // Logins were switched off meanwhile.
@@ -223,10 +224,6 @@ impl MemberOpener {
     fn limit_of_take_over(&self) -> Duration {
         let Limits { connect, request } = self.dialer.limits;
         if self.dialer.members.count() > 1 { request.max(SHORTEST_TAKE_OVER) } else { connect }
-    }
-
-    fn token(&self) -> MutexGuard<'_, Option<KnownToken>> {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,7 +7,7 @@ mod lease_table;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use once_cell::sync::Lazy;
@@ -22,6 +22,7 @@ use crate::base::clock::{self, Clock};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::mutex::Mutex as StdMutex;
 use crate::base::process::OfProcess;
 use crate::base::sync::{Mutex, MutexGuard};
 
@@ -56,8 +57,7 @@ impl Memory {
         if name.is_empty() {
             return Ok(Self { shared: Arc::new(SharedTable::new(clock, None, true)), id });
         }
-        let mut named =
-            NAMED.get_or_init(Default::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named = NAMED.get_or_init(Default::default).lock();
         named.retain(|_, shared| shared.strong_count() > 0);
         let shared = named.get(name).and_then(Weak::upgrade);
         let paused = clock.paused_runtime();
@@ -127,7 +127,7 @@ impl Memory {
     }
 
     fn leases(&self) -> MutexGuard<'_, LeaseTable> {
-        self.shared.leases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.leases.lock()
     }
 }
 
@@ -160,12 +160,12 @@ impl SharedTable {
     }
 
     fn notifiers(&self) -> Arc<[(ConnectionId, Notifier)]> {
-        self.notifiers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.notifiers.lock().clone()
     }
 
     /// Replaces the list of notifiers.
     fn update_notifiers(&self, change: impl FnOnce(&mut Vec<(ConnectionId, Notifier)>)) {
-        let mut notifiers = self.notifiers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notifiers = self.notifiers.lock();
         let mut listed = notifiers.to_vec();
         change(&mut listed);
         *notifiers = listed.into();

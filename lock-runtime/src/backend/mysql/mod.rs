@@ -52,8 +52,8 @@ mod sweep;
 mod url;
 mod watch_list;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
 
@@ -69,6 +69,7 @@ use crate::backend::sql::sender::Purpose;
 use crate::backend::sql::store::SqlStore;
 use crate::backend::{BackendConfig, BackendError, DynBackend};
 use crate::base::error::LockError;
+use crate::base::mutex::Mutex;
 use crate::base::sql_dialect::SqlDialect;
 
 /// Opens the store at `url`, which has the scheme of MySQL.

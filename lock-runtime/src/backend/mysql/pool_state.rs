@@ -1,6 +1,6 @@
 //! What the connections of a pool share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::Notify;
 
@@ -8,6 +8,7 @@ use crate::backend::mysql::session::MysqlConnector;
 use crate::backend::mysql::watch_list::WatchList;
 use crate::backend::queue_events::QueueEvents;
 use crate::base::clock::Clock;
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// Shared by the two connections of a pool.
 pub(crate) struct MysqlPoolState {
@@ -34,10 +35,10 @@ impl MysqlPoolState {
     }
 
     pub(crate) fn channel(&self) -> MutexGuard<'_, String> {
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+        self.channel.lock()
     }
 
     pub(crate) fn watch_list(&self) -> MutexGuard<'_, WatchList> {
-        self.watch_list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.watch_list.lock()
     }
 }

@@ -1,7 +1,6 @@
 //! One connection to the database, from its log-in to its end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
@@ -22,6 +21,7 @@ use crate::backend::sql::job::{closed, moved};
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits, Owner};
 use crate::base::clock::Clock;
+use crate::base::mutex::Mutex;
 
 /// Opens connections to one database.
 pub(crate) struct MysqlConnector {
@@ -105,17 +105,13 @@ impl MysqlConnector {
             match opened {
                 Ok(session) => {
                     self.last.store(at, Ordering::Relaxed);
-                    self.last_server().clone_from(&session.identity.server);
+                    self.last_server.lock().clone_from(&session.identity.server);
                     return Ok(session);
                 }
                 Err(error) => failed = error,
             }
         }
         Err(failed)
-    }
-
-    fn last_server(&self) -> MutexGuard<'_, String> {
-        self.last_server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn open_at(&self, host: usize, server: &str) -> Result<MysqlSession, BackendError> {
@@ -221,7 +217,7 @@ impl MysqlSession {
         let answer = self.run(&script).await.map_err(|(error, _)| failure(error))?;
         self.introduce(&answer, &name_of(&connector.database.hosts[self.host]))?;
         let is_last = self.host == connector.last.load(Ordering::Relaxed);
-        if is_last && self.identity.server == *connector.last_server() {
+        if is_last && self.identity.server == *connector.last_server.lock() {
             return Ok(());
         }
         Err(moved())

@@ -1,6 +1,6 @@
 //! A connection that is opened again when it ends, and the requests that wait for it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -19,6 +19,7 @@ use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
+use crate::base::mutex::Mutex;
 
 /// How long the connection for upkeep is idle before it is checked.
 const IDLE_CHECK: Duration = Duration::from_secs(5);
@@ -38,10 +39,6 @@ pub(crate) struct PoolState {
 impl PoolState {
     pub(crate) fn new(connector: Connector, events: Arc<QueueEvents>, clock: Clock) -> Self {
         Self { connector, events, clock, channel: Mutex::default() }
-    }
-
-    fn channel(&self) -> MutexGuard<'_, String> {
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,7 +78,7 @@ impl LinkTask {
             let Some((error, answered)) = self.serve(&mut session).await else { return };
             self.pending.fail(&error);
             if self.purpose == Purpose::Upkeep {
-                self.state.channel().clear();
+                self.state.channel.lock().clear();
             }
             self.predecessor = session.is_direct.then_some(session.process);
             drop(session);
@@ -125,7 +122,7 @@ impl LinkTask {
             let state = self.state.clone();
             let jobs = Jobs::of(jobs.drain(..));
             let closes = jobs.closes;
-            let channel = state.channel().clone();
+            let channel = state.channel.lock().clone();
             let (connector, events, clock) = (&state.connector, &state.events, state.clock);
             let batch = Batch::new(session, connector, &server, events, channel, clock);
             batch.run(jobs, &mut self.pending).await;
@@ -213,7 +210,7 @@ async fn open(
         })
     };
     if let Some(channel) = timeout(limit, prepared).await.unwrap_or_else(|_| Err(no_answer()))? {
-        *state.channel() = channel;
+        *state.channel.lock() = channel;
     }
     Ok(session)
 }

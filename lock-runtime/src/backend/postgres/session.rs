@@ -1,8 +1,8 @@
 //! One connection to the database, from its log-in to its end.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -27,6 +27,7 @@ use crate::backend::sql::locked_rows::LockedRows;
 use crate::backend::tls_files::TlsFiles;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::error::LockError;
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// Receives the payloads of notifications.
 pub(crate) type OnPayload = Arc<dyn Fn(&str) + Send + Sync>;
@@ -266,13 +267,13 @@ impl Session {
         if !self.is_direct {
             return Ok(None);
         }
-        let known = self.known()[statement.number].clone();
+        let known = self.prepared.lock()[statement.number].clone();
         if known.is_some() {
             return Ok(known);
         }
         let types: Vec<Type> = parameters.iter().map(|(_, of_type)| of_type.clone()).collect();
         let prepared = self.client.prepare_typed(&statement.text, &types).await?;
-        self.known()[statement.number] = Some(prepared.clone());
+        self.prepared.lock()[statement.number] = Some(prepared.clone());
         Ok(Some(prepared))
     }
 
@@ -304,11 +305,7 @@ impl Session {
 
     /// The rows for which statements of this session have waited in vain.
     pub(crate) fn locked_rows(&self) -> MutexGuard<'_, LockedRows> {
-        self.locked_rows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn known(&self) -> MutexGuard<'_, [Option<Statement>; STATEMENTS]> {
-        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locked_rows.lock()
     }
 
     /// Ends the server process of a lost connection, if it still runs. A statement that was sent there can then no longer

@@ -9,8 +9,8 @@
 //! 3. Half a tick: a server reports signs of life to the leader at this interval. The margin allows for [`LONGEST_TICK`].
 //! 4. [`SLACK`] for the way between the servers, and for a process that is not scheduled.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::BackendError;
@@ -20,6 +20,7 @@ use crate::backend::zookeeper::session::{LiveSession, SessionClient, SessionSink
 use crate::backend::zookeeper::session_task::SessionTask;
 use crate::backend::zookeeper::transport::EnsembleDialer;
 use crate::base::clock::Clock;
+use crate::base::mutex::Mutex;
 
 /// The longest `tickTime` of servers with which sessions outlast the validity that their holders assume.
 pub(crate) const LONGEST_TICK: Duration = Duration::from_secs(2);
@@ -102,7 +103,7 @@ impl TtlClasses {
 
     /// The session with the shortest timeout that is long enough, unless a shorter class would serve too.
     fn known(&self, needed: Duration, class: Duration) -> Option<Arc<SessionClient>> {
-        let sessions = self.sessions();
+        let sessions = self.sessions.lock();
         let timeouts = sessions.iter().filter_map(|(asked, client)| {
             let agreed = client.timeout().filter(|agreed| *agreed >= needed)?;
             // The servers' shortest timeout is longer than some classes.
@@ -114,7 +115,7 @@ impl TtlClasses {
 
     /// The longest timeout that the servers agree to, once they have shortened one.
     fn longest(&self) -> Option<Duration> {
-        let sessions = self.sessions();
+        let sessions = self.sessions.lock();
         let agreed = sessions
             .iter()
             .filter_map(|(asked, client)| client.timeout().filter(|agreed| agreed < asked));
@@ -122,7 +123,7 @@ impl TtlClasses {
     }
 
     fn client(&self, class: Duration) -> Arc<SessionClient> {
-        let mut sessions = self.sessions();
+        let mut sessions = self.sessions.lock();
         if let Some((_, client)) = sessions.iter().find(|(asked, _)| *asked == class) {
             return client.clone();
         }
@@ -144,11 +145,7 @@ impl TtlClasses {
 
     /// All sessions that were opened.
     pub(crate) fn all(&self) -> Vec<Arc<SessionClient>> {
-        self.sessions().iter().map(|(_, client)| client.clone()).collect()
-    }
-
-    fn sessions(&self) -> MutexGuard<'_, Vec<(Duration, Arc<SessionClient>)>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock().iter().map(|(_, client)| client.clone()).collect()
     }
 }
 

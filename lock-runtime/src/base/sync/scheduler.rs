@@ -5,10 +5,12 @@ use std::fmt;
 use std::future::{Future, pending};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::{LockResult, PoisonError};
+use std::sync::PoisonError;
 
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::task::AbortHandle;
+
+use crate::base::mutex;
 
 thread_local! {
     static IS_SET: Cell<bool> = const { Cell::new(false) };
@@ -48,12 +50,12 @@ pub(crate) fn set(run: impl FnOnce()) {
 }
 
 pub(crate) enum Mutex<T> {
-    Std(std::sync::Mutex<T>),
+    Std(mutex::Mutex<T>),
     Shuttle(shuttle::sync::Mutex<T>),
 }
 
 pub(crate) enum MutexGuard<'a, T> {
-    Std(std::sync::MutexGuard<'a, T>),
+    Std(mutex::MutexGuard<'a, T>),
     Shuttle(shuttle::sync::MutexGuard<'a, T>),
 }
 
@@ -62,17 +64,16 @@ impl<T> Mutex<T> {
         if is_set() {
             Self::Shuttle(shuttle::sync::Mutex::new(value))
         } else {
-            Self::Std(std::sync::Mutex::new(value))
+            Self::Std(mutex::Mutex::new(value))
         }
     }
 
-    pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
-        fn map<G, H>(result: LockResult<G>, map: impl Fn(G) -> H) -> LockResult<H> {
-            result.map(&map).map_err(|poisoned| PoisonError::new(map(poisoned.into_inner())))
-        }
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         match self {
-            Self::Std(mutex) => map(mutex.lock(), MutexGuard::Std),
-            Self::Shuttle(mutex) => map(mutex.lock(), MutexGuard::Shuttle),
+            Self::Std(mutex) => MutexGuard::Std(mutex.lock()),
+            Self::Shuttle(mutex) => {
+                MutexGuard::Shuttle(mutex.lock().unwrap_or_else(PoisonError::into_inner))
+            }
         }
     }
 }

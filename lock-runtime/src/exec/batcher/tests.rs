@@ -63,7 +63,7 @@ impl SilentStore {
 
     /// The sizes of the batches that were sent, by the answers to them.
     fn answer_all(&self) -> Vec<usize> {
-        let sent = std::mem::take(&mut *self.sent.lock().unwrap());
+        let sent = std::mem::take(&mut *self.sent.lock());
         sent.iter().map(|in_flight| in_flight.items).collect()
     }
 }
@@ -80,12 +80,12 @@ impl Flusher for SilentStore {
     }
 
     fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, (): ()) {
-        self.sent.lock().unwrap().push(in_flight);
+        self.sent.lock().push(in_flight);
     }
 
     fn send_batch(self: &Arc<Self>, _: Option<runtime::Id>, batch: Units) {
         let in_flight = InFlight::begin(self, batch.0);
-        self.sent.lock().unwrap().push(in_flight);
+        self.sent.lock().push(in_flight);
     }
 }
 
@@ -115,13 +115,13 @@ async fn half_of_the_items_are_sent_while_the_others_are_in_flight() {
     store.push(7);
     assert!(store.answer_all().is_empty(), "too few");
     store.push(1 + 8 + 16 + 31);
-    assert_eq!(store.batcher.pending().in_flight, 8 + 8 + 16);
+    assert_eq!(store.batcher.pending.lock().in_flight, 8 + 8 + 16);
     // The task of the runtime sends the rest.
-    while store.batcher.pending().in_flight < 8 + 8 + 16 + 31 {
+    while store.batcher.pending.lock().in_flight < 8 + 8 + 16 + 31 {
         yield_now().await;
     }
     assert_eq!(store.answer_all(), [8, 8, 16, 31]);
-    assert_eq!(store.batcher.pending().in_flight, 0);
+    assert_eq!(store.batcher.pending.lock().in_flight, 0);
     store.push(8);
     assert_eq!(store.answer_all(), [8]);
 }
@@ -143,7 +143,7 @@ async fn no_batch_has_more_items_than_the_limit() {
     let in_flight = InFlight::begin(&store, 3 * BATCH);
     store.push(3 * BATCH);
     assert_eq!(store.answer_all(), [BATCH]);
-    while store.batcher.pending().of_callers.first().is_some_and(|batch| batch.items.0 > 0) {
+    while store.batcher.pending.lock().of_callers.first().is_some_and(|batch| batch.items.0 > 0) {
         yield_now().await;
     }
     assert_eq!(store.answer_all(), [BATCH, BATCH]);
@@ -165,19 +165,19 @@ fn large_batches_are_expected_until_two_in_a_row_are_small() {
 async fn an_item_is_sent_at_once_unless_others_are_in_flight() {
     let store = SilentStore::new();
     store.push_alone();
-    let first = std::mem::take(&mut *store.sent.lock().unwrap());
+    let first = std::mem::take(&mut *store.sent.lock());
     assert_eq!(first.iter().map(|in_flight| in_flight.items).collect::<Vec<_>>(), [1]);
-    assert_eq!(store.batcher.pending().in_flight, 1);
+    assert_eq!(store.batcher.pending.lock().in_flight, 1);
     for _ in 0..3 {
         store.push_alone();
     }
-    assert!(store.sent.lock().unwrap().is_empty(), "they wait for the driver");
+    assert!(store.sent.lock().is_empty(), "they wait for the driver");
     run_tasks().await;
-    assert_eq!(store.batcher.pending().in_flight, 1 + 3);
+    assert_eq!(store.batcher.pending.lock().in_flight, 1 + 3);
     drop(first);
-    assert_eq!(store.batcher.pending().in_flight, 3);
+    assert_eq!(store.batcher.pending.lock().in_flight, 3);
     assert_eq!(store.answer_all(), [3]);
-    assert_eq!(store.batcher.pending().in_flight, 0);
+    assert_eq!(store.batcher.pending.lock().in_flight, 0);
     store.push_alone();
     assert_eq!(store.answer_all(), [1]);
 }
@@ -202,8 +202,8 @@ fn a_driver_that_ends_drops_the_pending_items() {
     let store = SilentStore::driven_by(&driver);
     Batcher::push_later(&store, ());
     drop(driver);
-    assert_eq!(store.batcher.pending().of_driver.0, 0);
-    assert!(!store.batcher.pending().is_scheduled);
+    assert_eq!(store.batcher.pending.lock().of_driver.0, 0);
+    assert!(!store.batcher.pending.lock().is_scheduled);
     assert!(store.answer_all().is_empty());
 }
 
@@ -218,11 +218,11 @@ fn the_driver_sends_the_batch_of_a_late_runtime() {
     assert_eq!(store.answer_all(), [2]);
     assert_eq!(store.push_on(late.handle()), Err(()), "the runtime does not send");
     driver.block_on(pass_the_time_of_one_look());
-    assert!(!store.batcher.pending().is_watched, "nothing is left to watch");
+    assert!(!store.batcher.pending.lock().is_watched, "nothing is left to watch");
 
     late.block_on(run_tasks());
     assert_eq!(store.push_on(late.handle()), Ok(()));
-    assert!(store.batcher.pending().is_watched);
+    assert!(store.batcher.pending.lock().is_watched);
     late.block_on(run_tasks());
     assert_eq!(store.answer_all(), [1]);
 }
@@ -239,7 +239,7 @@ fn the_driver_sends_only_the_batch_of_the_runtime_that_ends() {
     assert_eq!(store.answer_all(), [1]);
     other.block_on(run_tasks());
     assert_eq!(store.answer_all(), [2]);
-    assert!(store.batcher.pending().of_callers.is_empty());
+    assert!(store.batcher.pending.lock().of_callers.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,7 +250,7 @@ async fn tasks_that_are_ready_add_to_the_batch_before_it_is_sent() {
     spawn_on(&Handle::current(), async move { of_task.push(1) });
     run_tasks().await;
     assert_eq!(store.answer_all(), [2]);
-    assert!(store.batcher.pending().of_callers.is_empty(), "the task of the batch has ended");
+    assert!(store.batcher.pending.lock().of_callers.is_empty(), "the task of the batch has ended");
 }
 
 #[tokio::test(start_paused = true)]
@@ -262,7 +262,7 @@ async fn a_batch_is_preferred_after_a_large_one_until_two_items_are_sent_alone()
     assert!(store.batcher.prefers_batch());
     // The task of the batch finds nothing to send.
     run_tasks().await;
-    assert!(store.batcher.pending().of_callers.is_empty());
+    assert!(store.batcher.pending.lock().of_callers.is_empty());
     for is_preferred in [true, false] {
         store.push_alone();
         assert_eq!(store.answer_all(), [1]);

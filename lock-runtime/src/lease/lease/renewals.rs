@@ -15,7 +15,7 @@ impl Lease {
     /// it, and within half of the remaining time reports to [`on_renewed`](Self::on_renewed),
     /// [`on_renewal_failed`](Self::on_renewal_failed) or [`on_not_held`](Self::on_not_held).
     pub(crate) fn poll_renewal(&self, now: Instant) -> RenewalAction {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(due) = self.due_in(&state) else { return RenewalAction::Over };
         if due > now {
             return RenewalAction::Wait(due);
@@ -53,7 +53,7 @@ impl Lease {
         let pause = self.ttl.get() / 24;
         if error.kind() == FailureKind::MaybeApplied {
             // Before a release that waits for this renewal goes on.
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let until = Some(end + self.ttl.stored());
             state.late_renewals_until = state.late_renewals_until.max(until);
         }
@@ -66,7 +66,7 @@ impl Lease {
     /// The store has confirmed a renewal after its [failure](Self::on_renewal_failed). It was sent at `sent`. The next one
     /// stays due, because the key may have changed since. `false` if the lease is not held any more.
     pub(crate) fn on_late_answer(&self, sent: Instant) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_held = matches!(state.phase, Phase::Held | Phase::Renewing) && self.is_held();
         if is_held {
             self.extend_validity(sent);
@@ -82,7 +82,7 @@ impl Lease {
 
     /// When the store has forgotten what the renewals that were never answered may have left there, if there are any.
     pub(crate) fn late_renewals_until(&self) -> Option<Instant> {
-        let state = self.state();
+        let state = self.state.lock();
         // The release has not waited for the end of this one.
         let is_in_flight = state.phase == Phase::ReleasePending;
         let in_flight = is_in_flight.then(|| self.clock.now() + self.ttl.stored());
@@ -91,13 +91,13 @@ impl Lease {
 
     /// Why the last renewal was not confirmed, if it was not.
     pub(crate) fn unconfirmed(&self) -> Option<BackendError> {
-        self.state().unconfirmed.clone()
+        self.state.lock().unconfirmed.clone()
     }
 
     /// The renewal in flight has ended. It may have been applied as late as `stored_from`, even if it failed. `go_on` is
     /// for a lease that is still held.
     fn renewal_over(&self, stored_from: Instant, go_on: impl FnOnce(&mut LeaseState)) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match state.phase {
             Phase::Renewing => {
                 go_on(&mut state);

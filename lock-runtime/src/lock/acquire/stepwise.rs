@@ -140,7 +140,7 @@ impl Stepwise {
         let policy = &spec.policy;
         // `retry_count` counts requests for all keys.
         let is_allowed = policy.waits() && policy.retry_count.is_none() && has_queues;
-        let state = StepState::Optimistic(is_allowed.then(|| Instant::ORIGIN));
+        let state = StepState::Optimistic(is_allowed.then_some(Instant::ORIGIN));
         Self { state, releases: 0, round_trip: Duration::ZERO }
     }
 

@@ -11,13 +11,14 @@ mod operator;
 mod query;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
+use crate::base::mutex::Mutex;
 use crate::base::owner_tag::OwnerTag;
 use crate::lock::snapshot::Snapshot;
 use crate::web::locks_page::html::{Document, Forced, Lookup};
@@ -213,7 +214,7 @@ impl LocksPage {
     }
 
     fn fingerprint(&self) -> Fingerprint {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let now = Clock::Boot.now();
         let recent = last.filter(|last| now < last.stands_until);
         *last.insert(recent.unwrap_or_else(|| {

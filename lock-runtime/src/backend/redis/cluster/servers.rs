@@ -1,7 +1,7 @@
 //! The servers of a cluster and the connections to them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -19,6 +19,7 @@ use crate::backend::redis::slot_map::{Address, SlotMap};
 use crate::backend::redis::url::Endpoint;
 use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::jitter;
+use crate::base::mutex::Mutex;
 
 /// Owns one [`ClusterServer`] per address, opened at its first use.
 pub(super) struct Servers {
@@ -104,7 +105,7 @@ impl Servers {
 
     /// The servers that have been reached at least once. A server in the list may be down now.
     pub(super) fn opened(&self) -> Vec<(Address, Arc<ScriptedServer>)> {
-        match &*self.map() {
+        match &*self.map.lock() {
             ServerMap::Open(map) => map
                 .iter()
                 .filter_map(|(address, server)| Some((address.clone(), server.opened()?)))
@@ -128,7 +129,7 @@ impl Servers {
         for master in masters {
             let _ = self.state(master);
         }
-        if let ServerMap::Open(map) = &mut *self.map() {
+        if let ServerMap::Open(map) = &mut *self.map.lock() {
             map.retain(|address, server| masters.contains(address) || server.may_have_slots());
         }
     }
@@ -140,14 +141,14 @@ impl Servers {
     }
 
     pub(super) fn close(&self) {
-        let map = std::mem::replace(&mut *self.map(), ServerMap::Closed);
+        let map = std::mem::replace(&mut *self.map.lock(), ServerMap::Closed);
         if let ServerMap::Open(map) = map {
             map.into_values().filter_map(|server| server.opened()).for_each(|it| it.close());
         }
     }
 
     fn state(&self, address: &Address) -> Result<watch::Receiver<ServerState>, BackendError> {
-        let mut map = self.map();
+        let mut map = self.map.lock();
         let ServerMap::Open(map) = &mut *map else { return Err(closed()) };
         if let Some(server) = map.get(address) {
             return Ok(server.state.clone());
@@ -192,10 +193,6 @@ impl Servers {
             }
         };
         ClusterServer { state, opener: tokio::spawn(opening).abort_handle() }
-    }
-
-    fn map(&self) -> MutexGuard<'_, ServerMap> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,8 +5,8 @@
 
 use std::iter;
 use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError, Value};
@@ -34,6 +34,7 @@ use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
+use crate::base::mutex::{Mutex, MutexGuard};
 use crate::base::process::Process;
 use crate::exec::events;
 use crate::exec::foreground::ForegroundPlace;
@@ -134,7 +135,7 @@ impl Connection {
     }
 
     pub(crate) fn push_support(&self) -> PushSupport {
-        match &*self.state.link() {
+        match &*self.state.link.lock() {
             LinkState::Up(link) => link.pushes,
             LinkState::Down(_) => PushSupport::default(),
         }
@@ -142,12 +143,12 @@ impl Connection {
 
     /// Whether the server is a proxy that hangs up on unknown commands.
     pub(crate) fn is_minimal(&self) -> bool {
-        matches!(&*self.state.link(), LinkState::Up(link) if link.dialect == Dialect::Minimal)
+        matches!(&*self.state.link.lock(), LinkState::Up(link) if link.dialect == Dialect::Minimal)
     }
 
     /// When the current connection was opened. `None` while it is down.
     pub(crate) fn generation(&self) -> Option<Instant> {
-        match &*self.state.link() {
+        match &*self.state.link.lock() {
             LinkState::Up(link) => Some(link.up_since),
             LinkState::Down(_) => None,
         }
@@ -256,7 +257,7 @@ impl Connection {
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        matches!(&*self.state.link(), LinkState::Up(_))
+        matches!(&*self.state.link.lock(), LinkState::Up(_))
     }
 
     /// The place on the connection of `caller`, the runtime of this thread, if there is one: [`Path::Foreground`]. After some
@@ -265,7 +266,7 @@ impl Connection {
         if caller.id() == self.state.runtime.id() {
             return None;
         }
-        let (advice, generation) = match &mut *self.state.link() {
+        let (advice, generation) = match &mut *self.state.link.lock() {
             LinkState::Up(link) if link.dialect == Dialect::Full && !link.io.has_ended() => {
                 (link.foregrounds.advice(caller, self.state.clock.now()), link.up_since)
             }
@@ -356,7 +357,7 @@ impl Drop for OpeningForeground {
             return;
         }
         let now = self.state.clock.now();
-        let unused = match &mut *self.state.link() {
+        let unused = match &mut *self.state.link.lock() {
             LinkState::Up(link) if link.up_since == self.generation => {
                 link.foregrounds.opened(self.caller, opened, now)
             }
@@ -369,7 +370,7 @@ impl Drop for OpeningForeground {
 
 impl ConnectionState {
     fn link_io(&self, path: Path) -> Result<Arc<LinkIo>, BackendError> {
-        match &*self.give_up_if_silent(self.link()) {
+        match &*self.give_up_if_silent(self.link.lock()) {
             LinkState::Up(link) => {
                 let of_caller = match path {
                     Path::Foreground => caller().and_then(|caller| link.foregrounds.of(caller)),
@@ -418,7 +419,7 @@ impl ConnectionState {
         let is_silent = io.is_silent(self.clock.now());
         if is_silent {
             // The driver's connection ends with a reason, which `stop` on its own would not give.
-            drop(self.give_up_if_silent(self.link()));
+            drop(self.give_up_if_silent(self.link.lock()));
             io.io.stop();
         }
         is_silent
@@ -449,14 +450,14 @@ impl ConnectionState {
             io.io.stop();
         }
         drop(old);
-        self.link()
+        self.link.lock()
     }
 
     fn set_link(&self, link: LinkState) {
         if let (LinkState::Down(error), Some(PushConfig { sink, .. })) = (&link, &self.pushes) {
             sink.disconnected(error);
         }
-        let old = mem::replace(&mut *self.link(), link);
+        let old = mem::replace(&mut *self.link.lock(), link);
         // The mutex is released by now: the end of a connection wakes tasks.
         drop(old);
     }
@@ -464,16 +465,16 @@ impl ConnectionState {
     /// Ends the connection to a server that is no longer the master. The sentinels name the new one, or the name or
     /// address in the URL leads to it.
     fn give_up_replica(&self, failure: &BackendError) {
-        let link = self.link();
+        let link = self.link.lock();
         if let LinkState::Up(_) = &*link {
-            self.history().replica = Some(failure.clone());
+            self.history.lock().replica = Some(failure.clone());
             drop(self.give_up(link, failure.clone()));
         }
     }
 
     /// Whether the connection has answered requests for a while.
     fn has_served(&self) -> bool {
-        match &*self.link() {
+        match &*self.link.lock() {
             LinkState::Up(link) => Backoff::is_steady(self.served_for(link.up_since)),
             LinkState::Down(_) => false,
         }
@@ -499,7 +500,7 @@ impl ConnectionState {
                 };
                 backoff.ended(self.served_for(link.up_since));
                 drop(link);
-                if matches!(&*self.link(), LinkState::Up(_)) {
+                if matches!(&*self.link.lock(), LinkState::Up(_)) {
                     self.set_link(LinkState::Down(reason));
                 }
             }
@@ -535,14 +536,14 @@ impl ConnectionState {
     }
 
     fn note_failure(&self, error: BackendError) {
-        self.history().on_failure();
+        self.history.lock().on_failure();
         self.set_link(LinkState::Down(error));
     }
 
     /// Makes an opened connection the one that requests use.
     fn install(&self, (link, supervised): (Link, SupervisedLink)) -> SupervisedLink {
         let server = supervised.dialer.endpoint().to_string();
-        let former = self.history().on_success(link.dialect, server.clone());
+        let former = self.history.lock().on_success(link.dialect, server.clone());
         if let Some(former) = former {
             events::master_moved(former, server);
         }
@@ -552,12 +553,12 @@ impl ConnectionState {
 
     async fn open(&self) -> Result<(Link, SupervisedLink), BackendError> {
         let progress = ConnectProgress::default();
-        let (began, limit) = (self.clock.now(), self.history().limit(self.limits));
+        let (began, limit) = (self.clock.now(), self.history.lock().limit(self.limits));
         let opened = async {
             let last = self.dialer();
             let dialer = self.target.resolve(last.as_ref().map(Dialer::endpoint)).await?;
             let (replica, hang_up) = {
-                let mut history = self.history();
+                let mut history = self.history.lock();
                 history.dialer = Some(dialer.clone());
                 (history.replica.clone(), history.hang_up())
             };
@@ -575,7 +576,7 @@ impl ConnectionState {
                 }
             };
             let up_since = self.clock.now();
-            self.history().took = Some(up_since.since(began));
+            self.history.lock().took = Some(up_since.since(began));
             let OpenConnection { requests, io: task, pushes, dialect } = opened;
             let requests = LinkRequests::Multiplexed(requests);
             let io = LinkIo::new(requests, task.io(), self.limits.request);
@@ -596,14 +597,6 @@ impl ConnectionState {
     }
 
     fn dialer(&self) -> Option<Dialer> {
-        self.history().dialer.clone()
-    }
-
-    fn history(&self) -> MutexGuard<'_, ConnectHistory> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn link(&self) -> MutexGuard<'_, LinkState> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock().dialer.clone()
     }
 }

@@ -3,7 +3,7 @@
 //! A request from a tokio runtime travels over a connection with its I/O task on that runtime, so that it wakes no other
 //! thread. Requests that must outlive or outrun a caller, and all pushes, stay on the connection of the driver.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
@@ -13,6 +13,7 @@ use crate::backend::redis::conn::link_io::LinkIo;
 use crate::backend::redis::diagnostics::Info;
 use crate::backend::redis::net::io_task::IoTask;
 use crate::base::clock::{Instant, TwoClocks};
+use crate::base::mutex::{Mutex, MutexGuard};
 use crate::exec::foreground::{Foreground, ForegroundPlace};
 
 /// The connections on the runtimes of callers, beside one connection of the driver. They end with that connection.
@@ -39,7 +40,7 @@ enum CallerState {
 static UNFIT: Mutex<Vec<runtime::Id>> = Mutex::new(Vec::new());
 
 fn unfit() -> MutexGuard<'static, Vec<runtime::Id>> {
-    UNFIT.lock().unwrap_or_else(PoisonError::into_inner)
+    UNFIT.lock()
 }
 
 /// How the opening of a connection has ended.

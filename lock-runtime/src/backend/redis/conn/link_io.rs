@@ -1,7 +1,7 @@
 //! How requests use an open connection, and what its silence shows.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -10,6 +10,7 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use crate::backend::redis::net::direct::DirectConnection;
 use crate::backend::redis::net::io_task::SharedIo;
 use crate::base::clock::{Clock, Instant};
+use crate::base::mutex::Mutex;
 
 /// The maximum of unanswered requests that were given up on one connection.
 const MAX_UNANSWERED: usize = 10_000;
@@ -79,7 +80,7 @@ impl LinkIo {
     /// Answers arrive in the order of the requests: an answer to a request sent at `sent` shows that all earlier ones
     /// were served.
     pub(super) fn note_answer(&self, sent: Instant, now: Instant) {
-        let mut unanswered = self.unanswered();
+        let mut unanswered = self.unanswered.lock();
         if unanswered.since.is_some_and(|since| since <= sent) {
             let is_watched = unanswered.is_watched;
             *unanswered = UnansweredTracker { is_watched, ..UnansweredTracker::default() };
@@ -89,7 +90,7 @@ impl LinkIo {
 
     /// A request sent at `sent` was given up.
     pub(super) fn note_unanswered(&self, sent: Instant) {
-        let mut unanswered = self.unanswered();
+        let mut unanswered = self.unanswered.lock();
         // A request with a shorter time limit may have been given up before a request that was sent earlier.
         unanswered.since = Some(unanswered.since.map_or(sent, |since| since.min(sent)));
         unanswered.count += 1;
@@ -97,14 +98,14 @@ impl LinkIo {
 
     /// Whether requests stay unanswered.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
-        let unanswered = self.unanswered();
+        let unanswered = self.unanswered.lock();
         unanswered.count > MAX_UNANSWERED
             || unanswered.silent_at(self.request_timeout).is_some_and(|at| at <= now)
     }
 
     /// Whether the caller has to start a task that waits until the connection is silent.
     pub(super) fn begin_watch(&self) -> bool {
-        !mem::replace(&mut self.unanswered().is_watched, true)
+        !mem::replace(&mut self.unanswered.lock().is_watched, true)
     }
 
     /// Resolves once the connection is silent, or has no unanswered request. Later requests on a silent connection would only
@@ -118,7 +119,7 @@ impl LinkIo {
     /// When the connection is silent if no answer arrives until then. The watch ends if it is silent at `now`, or if there is
     /// nothing to wait for.
     fn watch(&self, now: Instant) -> Option<Instant> {
-        let mut unanswered = self.unanswered();
+        let mut unanswered = self.unanswered.lock();
         let silent_at = unanswered.silent_at(self.request_timeout).filter(|at| *at > now);
         unanswered.is_watched = silent_at.is_some();
         silent_at
@@ -126,10 +127,6 @@ impl LinkIo {
 
     pub(super) fn has_ended(&self) -> bool {
         self.io.has_ended()
-    }
-
-    fn unanswered(&self) -> MutexGuard<'_, UnansweredTracker> {
-        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

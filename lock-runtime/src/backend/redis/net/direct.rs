@@ -8,7 +8,7 @@ use std::future::Future;
 use std::io;
 use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use redis::aio::ConnectionLike;
@@ -137,7 +137,7 @@ impl DirectConnection {
     }
 
     fn requests(&self) -> MutexGuard<'_, PendingRequests> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -6,14 +6,14 @@
 use std::future::{Future, poll_fn};
 use std::mem;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, ThreadId};
 
 use tokio::task::JoinHandle;
 
 use crate::base::process::Process;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::exec::inline_task::{Woken, woken_by};
 
 /// Owns the I/O task of a connection. When the task ends or this is dropped, the connection ends: every request fails
@@ -98,7 +98,7 @@ impl SharedIo {
                 return Poll::Pending;
             }
             let woken = {
-                let mut slot = self.slot();
+                let mut slot = self.slot.lock();
                 slot.task.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
                 slot.task_thread = Some(thread::current().id());
                 mem::take(&mut slot.woken)
@@ -142,7 +142,7 @@ impl SharedIo {
         if woken.is_empty() {
             return;
         }
-        let mut slot = self.slot();
+        let mut slot = self.slot.lock();
         if let IoState::Ended = slot.state {
             drop(slot);
             // To the driver.
@@ -162,7 +162,7 @@ impl SharedIo {
         if !self.process.is_current() {
             return;
         }
-        let mut slot = self.slot();
+        let mut slot = self.slot.lock();
         let state = mem::replace(&mut slot.state, IoState::Ended);
         let (task, woken) = (slot.task.take(), mem::take(&mut slot.woken));
         drop(slot);
@@ -174,15 +174,15 @@ impl SharedIo {
     }
 
     fn is_task_thread(&self) -> bool {
-        self.slot().task_thread == Some(thread::current().id())
+        self.slot.lock().task_thread == Some(thread::current().id())
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(self.slot().state, IoState::Ended)
+        matches!(self.slot.lock().state, IoState::Ended)
     }
 
     fn take(self: &Arc<Self>) -> Option<IoGuard> {
-        let mut slot = self.slot();
+        let mut slot = self.slot.lock();
         match mem::replace(&mut slot.state, IoState::Polled { woken: true }) {
             IoState::Idle(future) => Some(IoGuard { io: self.clone(), future: Some(future) }),
             IoState::Polled { .. } => None,
@@ -192,16 +192,12 @@ impl SharedIo {
             }
         }
     }
-
-    fn slot(&self) -> MutexGuard<'_, IoSlot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The future can make progress: the current guard polls it again, or the task does.
 impl Wake for SharedIo {
     fn wake(self: Arc<Self>) {
-        let mut slot = self.slot();
+        let mut slot = self.slot.lock();
         if let IoState::Polled { woken } = &mut slot.state {
             *woken = true;
             return;
@@ -224,7 +220,7 @@ impl IoGuard {
     /// Polls the future once and puts it back. Returns the work that the answers have woken.
     fn poll(mut self) -> Woken {
         // This poll covers all wake-ups so far.
-        if let IoState::Polled { woken } = &mut self.io.slot().state {
+        if let IoState::Polled { woken } = &mut self.io.slot.lock().state {
             *woken = false;
         }
         let waker = Waker::from(self.io.clone());
@@ -238,7 +234,7 @@ impl IoGuard {
     }
 
     fn put_back(&mut self) {
-        let mut slot = self.io.slot();
+        let mut slot = self.io.slot.lock();
         let IoState::Polled { woken } = slot.state else { return };
         if let Some(future) = self.future.take() {
             slot.state = IoState::Idle(future);

@@ -1,12 +1,12 @@
 //! How far an attempt to connect has come, for the error when its time limit expires.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::timeout;
 
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
+use crate::base::mutex::Mutex;
 
 /// The last step that a connection attempt has completed or begun.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,12 +30,12 @@ pub(crate) struct ConnectProgress(Mutex<ConnectStage>);
 
 impl ConnectProgress {
     pub(crate) fn note(&self, stage: ConnectStage) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        *self.0.lock() = stage;
     }
 
     /// The error of an attempt that has exceeded `limit`.
     pub(crate) fn too_slow(&self, server: &str, limit: Duration) -> BackendError {
-        let stage = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stage = *self.0.lock();
         let (so_far, remedy) = match stage {
             ConnectStage::Started => ("its name is not resolved", CHECK_REACH),
             ConnectStage::Credentials => {

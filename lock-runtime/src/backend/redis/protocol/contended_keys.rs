@@ -1,12 +1,12 @@
 //! Keys of locks that had waiters a moment ago.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use foldhash::HashMap;
 
 use crate::base::clock::Instant;
 use crate::base::key::Key;
+use crate::base::mutex::Mutex;
 
 /// The keys on which a wait queue was seen within the last second.
 ///
@@ -20,7 +20,7 @@ impl ContendedKeys {
     const MAX_KEYS: usize = 1024;
 
     pub(crate) fn note(&self, key: &str, now: Instant) {
-        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = self.0.lock();
         if noted.len() >= Self::MAX_KEYS {
             noted.retain(|_, at| now.since(*at) < Self::EXPIRES_IN);
             if noted.len() >= Self::MAX_KEYS {
@@ -31,7 +31,7 @@ impl ContendedKeys {
     }
 
     pub(crate) fn contains(&self, key: &Key, now: Instant) -> bool {
-        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = self.0.lock();
         noted.get(key).is_some_and(|at| now.since(*at) < Self::EXPIRES_IN)
     }
 }

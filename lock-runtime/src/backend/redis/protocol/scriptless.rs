@@ -14,7 +14,7 @@
 //! - **Waiting** is by client tracking or by polling. There is no wait queue between processes: tokens name no channel,
 //!   so queued processes treat this holder as one of another library.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
@@ -47,6 +47,7 @@ use crate::backend::{
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
+use crate::base::mutex::Mutex;
 use crate::exec::events;
 
 /// Owns the connection for requests, the connection for transactions, and the task that batches writes.
@@ -139,10 +140,6 @@ impl Scriptless {
         let batches = WriteBatches::new(transaction.clone(), request_timeout);
         let commands = Mutex::new(commands);
         Ok(Self { connection, push_handler, transaction, batches, commands, warning })
-    }
-
-    fn commands(&self) -> MutexGuard<'_, CasCommands> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes all keys of each request. `false` if a key is held, perhaps by the same owner.
@@ -302,7 +299,7 @@ impl Scriptless {
         &self,
         writes: &[OwnedWrite<'_>],
     ) -> Vec<Option<Result<bool, BackendError>>> {
-        let commands = *self.commands();
+        let commands = *self.commands.lock();
         let mut all = Pipeline::new();
         let mut counts = Vec::with_capacity(writes.len());
         for write in writes {
@@ -336,7 +333,7 @@ impl Scriptless {
                     }
                     // An older server is at the address by now.
                     Err(error) if commands.watch && server_error::is_unsupported(&error) => {
-                        self.commands().forget(write.write);
+                        self.commands.lock().forget(write.write);
                         outcome = None;
                     }
                     Err(error) => outcome = Some(Err(self.connection.failure(error))),
@@ -385,7 +382,7 @@ impl Backend for Scriptless {
         &self,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let watch = self.commands().watch;
+        let watch = self.commands.lock().watch;
         let mut outcomes: Vec<_> =
             requests.iter().map(|request| refusal(request, watch).map(Err)).collect();
         let mut open: Vec<_> = requests

@@ -1,6 +1,5 @@
 //! The grants that this pool has received from majorities.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::HashMap;
@@ -10,6 +9,7 @@ use crate::backend::redis::quorum::message::VoteToken;
 use crate::backend::{AcquireOutcome, LeaseRef, Owner};
 use crate::base::clock::Instant;
 use crate::base::fence::Fence;
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// Grants by owner. An entry lives from the grant until its release is answered.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ impl Grants {
     }
 
     fn table(&self) -> MutexGuard<'_, GrantTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

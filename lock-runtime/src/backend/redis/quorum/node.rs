@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
@@ -30,6 +30,7 @@ use crate::backend::redis::slot_map::Address;
 use crate::backend::{Backend, BackendConfig, BackendError, FailureKind, Notifier, Warning};
 use crate::base::error::LockError;
 use crate::base::key::Key;
+use crate::base::mutex::Mutex;
 use crate::base::text::rounded;
 
 /// One node. It keeps its connections up until it is closed.
@@ -153,7 +154,7 @@ impl QuorumNode {
 
     fn times_of(&self, server: Option<Address>) -> Arc<ResponseTimes> {
         let Some(server) = server else { return self.times.clone() };
-        let mut times = self.server_times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.server_times.lock();
         times.entry(server).or_default().clone()
     }
 

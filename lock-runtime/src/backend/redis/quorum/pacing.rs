@@ -1,9 +1,9 @@
 //! Response times of a server, and the limit after which it counts as silent.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::base::clock::Instant;
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// Response times of one server. The silence limit runs from the server's last answer to any request. A server that
 /// answers is slow, not silent, however many requests wait for it.
@@ -61,7 +61,7 @@ impl ResponseTimes {
     }
 
     fn stats(&self) -> MutexGuard<'_, ResponseStats> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

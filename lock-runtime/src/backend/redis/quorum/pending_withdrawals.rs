@@ -1,13 +1,14 @@
 //! Withdrawals that a node has not confirmed yet.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::redis::quorum::fence_block::FenceBlock;
 use crate::backend::redis::quorum::message::{BallotOperation, BallotRequest, VoteToken};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
+use crate::base::mutex::{Mutex, MutexGuard};
 
 /// The unconfirmed withdrawals of one node. At most one task sends them.
 #[derive(Debug, Default)]
@@ -78,6 +79,6 @@ impl PendingWithdrawals {
     }
 
     fn queue(&self) -> MutexGuard<'_, WithdrawalQueue> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

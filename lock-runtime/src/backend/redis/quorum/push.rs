@@ -1,7 +1,7 @@
 //! Change notifications of the nodes of a quorum.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
@@ -12,6 +12,7 @@ use crate::backend::redis::keyspace::BallotLog;
 use crate::backend::redis::quorum::vote_count::VoteCount;
 use crate::backend::{BackendError, Notifier, Owner};
 use crate::base::clock::{Clock, Instant};
+use crate::base::mutex::Mutex;
 
 /// Collects change notifications of a lock until a majority of the nodes has sent one, then notifies the pool.
 #[derive(Debug)]
@@ -36,12 +37,12 @@ impl ChangeReports {
 
     /// Drops the reports of `key`: the proposal that follows sees those changes.
     pub(crate) fn clear(&self, key: &str) {
-        self.by_key.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.by_key.lock().remove(key);
     }
 
     /// Returns true if a majority has now reported. A single report may be about a vote that was withdrawn.
     fn add(&self, key: &str, node: usize) -> bool {
-        let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_key = self.by_key.lock();
         if by_key.len() >= Self::MAX_KEYS {
             by_key.clear();
             return true;
@@ -118,7 +119,7 @@ impl ResyncLimiter {
     /// Notifies immediately, or [`INTERVAL`](Self::INTERVAL) after the last resync.
     fn notify(self: &Arc<Self>, notifier: &Notifier) {
         let now = self.clock.now();
-        let mut state = self.last();
+        let mut state = self.last.lock();
         match *state {
             Some(LastResync::Scheduled) => {}
             Some(LastResync::At(last)) if now.since(last) < Self::INTERVAL => {
@@ -126,7 +127,7 @@ impl ResyncLimiter {
                 let (resyncs, notifier) = (self.clone(), notifier.clone());
                 self.runtime.spawn(async move {
                     resyncs.clock.sleep_until(last + Self::INTERVAL).await;
-                    *resyncs.last() = Some(LastResync::At(resyncs.clock.now()));
+                    *resyncs.last.lock() = Some(LastResync::At(resyncs.clock.now()));
                     notifier.resync();
                 });
             }
@@ -136,9 +137,5 @@ impl ResyncLimiter {
                 notifier.resync();
             }
         }
-    }
-
-    fn last(&self) -> MutexGuard<'_, Option<LastResync>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
