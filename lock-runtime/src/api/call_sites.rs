@@ -84,31 +84,31 @@ impl CallSite {
     /// The `ttl`; `None` if it is the pool's, or is given by an expression.
     #[must_use]
     pub fn ttl(&self) -> Option<Duration> {
-        self.options().written_ttl()
+        self.options().ttl
     }
 
     /// The `wait`; `None` as for [`ttl`](Self::ttl).
     #[must_use]
     pub fn wait(&self) -> Option<Wait> {
-        self.options().written_wait()
+        self.options().wait
     }
 
     /// The `renew`; `None` if it is not written, or is given by an expression.
     #[must_use]
     pub fn renew(&self) -> Option<Renew> {
-        self.options().written_renew()
+        self.options().renew
     }
 
     /// The `max_hold`; `None` as for [`renew`](Self::renew).
     #[must_use]
     pub fn max_hold(&self) -> Option<Duration> {
-        self.options().written_max_hold()
+        self.options().max_hold
     }
 
     /// The `min_hold`; `None` as for [`renew`](Self::renew).
     #[must_use]
     pub fn min_hold(&self) -> Option<Duration> {
-        self.options().written_min_hold()
+        self.options().min_hold
     }
 
     fn options(&self) -> LockOptions {

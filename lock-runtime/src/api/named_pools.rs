@@ -48,7 +48,10 @@ pub async fn init(url: &str) -> Result<LockPool, LockError> {
 /// # Errors
 /// Same as [`init`].
 pub async fn init_with(pool: PoolBuilder) -> Result<LockPool, LockError> {
-    refuse_second(DEFAULT)?;
+    refuse_in_test(DEFAULT)?;
+    if installed(DEFAULT).as_ref().is_some_and(is_open) {
+        return Err(taken(DEFAULT));
+    }
     let pool = pool.connect().await.map_err(|error| error.in_pool(&DEFAULT.into()))?;
     install(DEFAULT, pool.clone())?;
     Ok(pool)
@@ -143,14 +146,6 @@ fn installed(name: &str) -> Option<LockPool> {
 fn is_open(pool: &LockPool) -> bool {
     let core = pool.core();
     !core.tracker.is_closed() && !core.driver().is_gone()
-}
-
-fn refuse_second(name: &str) -> Result<(), LockError> {
-    refuse_in_test(name)?;
-    match installed(name) {
-        Some(present) if is_open(&present) => Err(taken(name)),
-        _ => Ok(()),
-    }
 }
 
 /// Refuses a pool for the process where a test has its own under this name, which all calls would take.

@@ -475,7 +475,7 @@ impl Default for Capabilities {
 /// that blocks its thread delays all renewals of the pool.
 pub trait Backend: Send + Sync + 'static {
     /// What the store can do. `wait_queue` is read when it is needed, and may depend on the connection. The others are read once,
-    /// when the pool starts; `fencing` by the suite `testing::conformance` only.
+    /// when the pool starts; `fencing` by the suite `testing::conformance`, and for the text of a rejection.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }

@@ -12,9 +12,7 @@ use once_cell::sync::OnceCell;
 
 use crate::base::error::ErrorKind;
 use crate::base::loss::Loss;
-use crate::base::measurement::{
-    Measurement, ReleaseResult, RenewalResult, StoreOperation, StoreResult,
-};
+use crate::base::measurement::{Measurement, StoreOperation, StoreResult};
 use crate::base::outcome::Outcome;
 
 /// Runs code of the program's recorder. A panic in it ends one measurement.
@@ -37,9 +35,13 @@ const OUTCOMES: [Outcome; 12] = [
     Outcome::Failed(ErrorKind::Config),
     Outcome::Failed(ErrorKind::Lost),
 ];
+/// In the order of `RenewalResult`.
 const RENEWALS: [&str; 3] = ["renewed", "failed", "not_held"];
+/// In the order of `ReleaseResult`.
 const RELEASES: [&str; 3] = ["released", "not_held", "failed"];
+/// In the order of `StoreOperation`.
 const OPERATIONS: [&str; 6] = ["acquire", "renew", "release", "is_held", "health", "probe"];
+/// In the order of `StoreResult`.
 const RESULTS: [&str; 3] = ["answered", "failed", "unanswered"];
 
 fn label(pool: Option<&Arc<str>>) -> SharedString {
@@ -99,25 +101,9 @@ impl LockHandles {
                 self.hold.record(held);
             }
             Measurement::HandedOff => self.hand_offs.increment(1),
-            Measurement::Renewal(result) => {
-                let [renewed, failed, not_held] = &self.renewals;
-                match result {
-                    RenewalResult::Renewed => renewed,
-                    RenewalResult::Failed => failed,
-                    RenewalResult::NotHeld => not_held,
-                }
-                .increment(1);
-            }
+            Measurement::Renewal(result) => self.renewals[result as usize].increment(1),
             Measurement::Lost(loss) => self.losses[loss as usize].increment(1),
-            Measurement::Release(result) => {
-                let [released, not_held, failed] = &self.releases;
-                match result {
-                    ReleaseResult::Released => released,
-                    ReleaseResult::NotHeld => not_held,
-                    ReleaseResult::Failed => failed,
-                }
-                .increment(1);
-            }
+            Measurement::Release(result) => self.releases[result as usize].increment(1),
         }
     }
 }
@@ -147,22 +133,8 @@ impl StoreHandles {
     }
 
     pub(crate) fn call(&self, operation: StoreOperation, result: StoreResult, taken: Duration) {
-        let operation = match operation {
-            StoreOperation::Acquire => 0,
-            StoreOperation::Renew => 1,
-            StoreOperation::Release => 2,
-            StoreOperation::IsHeld => 3,
-            StoreOperation::Health => 4,
-            StoreOperation::Probe => 5,
-        };
-        let [answered, failed, unanswered] = &self.requests[operation];
-        match result {
-            StoreResult::Answered => answered,
-            StoreResult::Failed => failed,
-            StoreResult::Unanswered => unanswered,
-        }
-        .increment(1);
-        self.durations[operation].record(taken);
+        self.requests[operation as usize][result as usize].increment(1);
+        self.durations[operation as usize].record(taken);
     }
 
     pub(crate) fn set_up(&self, is_up: bool) {

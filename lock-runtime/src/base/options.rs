@@ -77,11 +77,11 @@ pub enum OnOutage {
 /// The options of one call. Unset options have the defaults of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockOptions {
-    pub(super) ttl: Option<Duration>,
-    pub(super) wait: Option<Wait>,
-    pub(super) renew: Option<Renew>,
-    pub(super) max_hold: Option<Duration>,
-    pub(super) min_hold: Option<Duration>,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) wait: Option<Wait>,
+    pub(crate) renew: Option<Renew>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) min_hold: Option<Duration>,
     pub(super) lock_delay: Option<Duration>,
     pub(super) linger: Option<Duration>,
     pub(super) on_lost: Option<OnLost>,
@@ -100,16 +100,6 @@ macro_rules! setters {
             pub const fn $name(mut self, value: $type) -> Self {
                 self.$name = Some(value);
                 self
-            }
-        )*
-    };
-}
-
-macro_rules! written {
-    ($($getter:ident: $name:ident: $type:ty,)*) => {
-        $(
-            pub(crate) const fn $getter(&self) -> Option<$type> {
-                self.$name
             }
         )*
     };
@@ -146,14 +136,6 @@ impl LockOptions {
             )),
             _ => Ok(()),
         }
-    }
-
-    written! {
-        written_ttl: ttl: Duration,
-        written_wait: wait: Wait,
-        written_renew: renew: Renew,
-        written_max_hold: max_hold: Duration,
-        written_min_hold: min_hold: Duration,
     }
 
     setters! {

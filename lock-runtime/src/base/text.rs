@@ -24,8 +24,7 @@ pub(crate) fn rounded(span: Duration) -> Duration {
     Duration::from_secs(span.as_secs()).saturating_add(Duration::from_nanos(nanos.into()))
 }
 
-/// `span` in whole milliseconds, as serialized values have it.
-#[cfg(feature = "serde")]
+/// `span` in whole milliseconds, as events and serialized values have it.
 pub(crate) fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

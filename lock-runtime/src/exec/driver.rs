@@ -2,10 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::thread;
 
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use crate::base::error::{ErrorKind, LockError};
@@ -108,11 +110,20 @@ impl Driver {
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, LockError> {
-        let (reply, answer) = tokio::sync::oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         self.spawn(async move {
             panic_boundary::answer(reply, future.await);
         });
         answer.await.map_err(|_| Self::stopped_error())
+    }
+
+    /// Polls for the answer of a task of the driver, which never arrives if its runtime has ended.
+    pub(crate) fn poll_answer<T>(
+        answer: &mut oneshot::Receiver<Result<T, LockError>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<T, LockError>> {
+        let answer = ready!(Pin::new(answer).poll(cx));
+        Poll::Ready(answer.unwrap_or_else(|_| Err(Self::stopped_error())))
     }
 
     /// The error for an answer that never arrives, because the driver's runtime has ended.

@@ -19,6 +19,7 @@ use crate::base::metrics::LockMetrics;
 use crate::base::owner_info;
 use crate::base::owner_tag::OwnerTag;
 use crate::base::span_slot::SpanSlot;
+use crate::base::text::millis;
 use crate::exec::event_thread::{self, is_wanted};
 use crate::exec::panic_boundary;
 
@@ -379,8 +380,4 @@ pub(crate) fn without_scripts(server: &str, reason: &str) {
             move || warn!(target: "lock_runtime", server, reason, "locks are kept without scripts"),
         );
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -71,9 +71,7 @@ impl Future for Releasing {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Done => Poll::Ready(Ok(())),
-            Self::InFlight(answer) => Pin::new(answer)
-                .poll(cx)
-                .map(|answer| answer.unwrap_or_else(|_| Err(Driver::stopped_error()))),
+            Self::InFlight(answer) => Driver::poll_answer(answer, cx),
         }
     }
 }

@@ -213,7 +213,7 @@ impl Lease {
         }
         state.phase = Phase::Transferred;
         state.ended_at = Some(now);
-        self.valid_until.store(0, Ordering::Release);
+        self.end_validity();
         let listeners = std::mem::take(&mut state.listeners);
         let grant = Grant {
             owner: self.owner,
@@ -407,7 +407,7 @@ impl Lease {
                 state.phase = if renewing { Phase::LostRenewing } else { Phase::Lost };
                 state.loss = Some(loss);
                 state.ended_at = Some(self.clock.now());
-                self.valid_until.store(0, Ordering::Release);
+                self.end_validity();
                 let listeners = std::mem::take(&mut state.listeners);
                 // From here on only the store excludes other owners. A holder that never notices must not block the queue
                 // of this process.
@@ -499,7 +499,7 @@ impl Lease {
             Phase::Transferred | Phase::ReleasePending | Phase::Releasing => return false,
         };
         state.ended_at.get_or_insert_with(|| self.clock.now());
-        self.valid_until.store(0, Ordering::Release);
+        self.end_validity();
         let listeners = std::mem::take(&mut state.listeners);
         drop(state);
         if !was_lost {
@@ -573,6 +573,11 @@ impl Lease {
         if self.has_holder && self.metrics.is_on() {
             self.metrics.record(Measurement::HoldEnded(self.held_for()));
         }
+    }
+
+    /// From now on the lease is neither valid nor overdue.
+    fn end_validity(&self) {
+        self.valid_until.store(Instant::ORIGIN.as_nanos(), Ordering::Release);
     }
 
     fn valid_until(&self) -> Instant {

@@ -64,7 +64,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
         return LingerOutcome::Lingers;
     }
     // Unless that shutdown has it, or it is lost, and the lock lingers under a later one.
-    core.lingering.remove(key, &idle);
+    drop(core.lingering.take_if(key, |present| Arc::ptr_eq(present, &idle)));
     LingerOutcome::ReleaseFormer(idle)
 }
 

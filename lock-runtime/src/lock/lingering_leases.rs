@@ -26,18 +26,14 @@ impl LingeringLeases {
         self.by_key().remove(key)
     }
 
-    /// Removes `lease`, if it is the one of `key`.
-    pub(super) fn remove(&self, key: &Key, lease: &Arc<Lease>) {
+    /// The lease of `key`, if it `is_wanted`.
+    pub(super) fn take_if(
+        &self,
+        key: &Key,
+        is_wanted: impl FnOnce(&Arc<Lease>) -> bool,
+    ) -> Option<Arc<Lease>> {
         let mut by_key = self.by_key();
-        if by_key.get(key).is_some_and(|present| Arc::ptr_eq(present, lease)) {
-            by_key.remove(key);
-        }
-    }
-
-    /// The lease of `key`, if it was lost while the lock lingered.
-    fn take_lost(&self, key: &Key) -> Option<Arc<Lease>> {
-        let mut by_key = self.by_key();
-        if by_key.get(key)?.loss().is_some() { by_key.remove(key) } else { None }
+        if is_wanted(by_key.get(key)?) { by_key.remove(key) } else { None }
     }
 
     pub(super) fn take_all(&self) -> Vec<Arc<Lease>> {
@@ -61,9 +57,8 @@ impl LingeringLeases {
             let lingering = &lingering.0;
             loop {
                 for (key, is_over) in queue.lingered().await {
-                    let lease =
-                        if is_over { lingering.take(&key) } else { lingering.take_lost(&key) };
-                    if let Some(lease) = lease {
+                    let is_due = |lease: &Arc<Lease>| is_over || lease.loss().is_some();
+                    if let Some(lease) = lingering.take_if(&key, is_due) {
                         release(&lease);
                     }
                 }

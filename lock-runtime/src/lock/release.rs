@@ -20,7 +20,7 @@ use crate::lock::acquire::attempt::Attempts;
 use crate::lock::acquire::run;
 use crate::lock::core::PoolCore;
 use crate::lock::outgoing::PendingRelease;
-use crate::lock::undo::{release_once, silence, spawn_undo, undo};
+use crate::lock::undo::{release_once, release_within, silence, spawn_undo, undo};
 use crate::lock::undo_queue::Leftover;
 use crate::queue::wait_queue::AfterRelease;
 
@@ -41,9 +41,8 @@ pub(crate) async fn send_batch(
         batch.iter().map(|pending| request(&core, &pending.lease, began)).collect();
     let outcomes = release_first(&core, &mut batch, &requests, began).await;
     drop(in_flight);
-    let mut outcomes = outcomes.into_iter();
-    for (pending, request) in batch.into_iter().zip(requests) {
-        match outcomes.next().unwrap_or_else(|| Err(silence())) {
+    for ((pending, request), outcome) in batch.into_iter().zip(requests).zip(outcomes) {
+        match outcome {
             Ok(outcome) => on_released(&core, pending, &request, outcome, false),
             Err(error) => spawn(retry(core.clone(), pending, request, began, error)),
         }
@@ -58,15 +57,14 @@ async fn release_first(
     began: Instant,
 ) -> Vec<Result<ReleaseOutcome, BackendError>> {
     let limit = core.store_call_timeout();
-    let call = timeout(limit, core.backend().release(requests));
+    let call = release_within(core, requests, limit);
     let answer_by = answer_by(core, began);
     // The usual call is over before that, and needs no second timer.
-    let outcomes = if core.clock().now() + limit <= answer_by {
+    if core.clock().now() + limit <= answer_by {
         call.await
     } else {
         fail_late(core, batch, answer_by, &silence(), call).await
-    };
-    outcomes.unwrap_or_default()
+    }
 }
 
 /// Runs `call`. If it is not over at `answer_by`, the callers of `batch` get `error`, and the call goes on.
@@ -206,11 +204,7 @@ fn on_released(
             forgotten_at: lease.forgotten_at(),
             grants: usize::MAX,
         };
-        let (core, token) = (core.clone(), core.tracker.begin_cleanup());
-        spawn(async move {
-            undo(&core, leftover).await;
-            drop(token);
-        });
+        spawn(undo(core, leftover));
     }
     // After all follow-up work has its own token: a shutdown in between would find nothing in flight.
     core.tracker.remove_ended(&lease, true);
@@ -229,7 +223,7 @@ fn continue_as(core: &Arc<PoolCore>, lease: &Lease, attempts: Attempts, pause: D
         return run::resume(core, permit, attempts, pause, None);
     }
     let LeaseRef { keys, ttl, .. } = lease.to_store();
-    spawn_undo(core, attempts, keys, ttl);
+    spawn_undo(core, &attempts, keys, ttl);
 }
 
 fn report_given_up(core: &PoolCore, lease: &Lease, now: Instant, error: &BackendError) {
@@ -326,10 +320,9 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
     let requests: Vec<_> = leases.iter().map(request).collect();
     let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
     let limit = core.store_call_timeout().saturating_add(TIME_PER_REQUEST.saturating_mul(count));
-    let outcomes = timeout(limit, core.backend().release(&requests)).await;
-    let mut outcomes = outcomes.unwrap_or_default().into_iter();
-    for lease in &leases {
-        match outcomes.next().unwrap_or_else(|| Err(silence())) {
+    let outcomes = release_within(core, &requests, limit).await;
+    for (lease, outcome) in leases.iter().zip(outcomes) {
+        match outcome {
             Ok(outcome) => {
                 let was_held = outcome != ReleaseOutcome::NotHeld;
                 report_released(lease, was_held, was_held);

@@ -233,7 +233,7 @@ impl StoreStatus {
     }
 
     /// The error of an acquire that must not wait for a store that is down. One acquire per second is tried.
-    pub(crate) fn refusal(&self) -> Option<LockError> {
+    pub(crate) fn refusal_unless_trial(&self) -> Option<LockError> {
         if self.on_outage == OnOutage::Wait || !self.is_failing.load(Ordering::Relaxed) {
             return None;
         }
@@ -247,7 +247,7 @@ impl StoreStatus {
         self.refusal_at(now)
     }
 
-    /// Like [`refusal`](Self::refusal), for an acquire that would wait behind others.
+    /// Like [`refusal_unless_trial`](Self::refusal_unless_trial), for an acquire that would wait behind others.
     pub(crate) fn refusal_without_trial(&self) -> Option<LockError> {
         if self.is_refusing() { self.refusal_at(self.clock.now()) } else { None }
     }
@@ -359,23 +359,23 @@ mod tests {
             status.report(clock.now(), Err(&BackendError::new(FailureKind::Rejected, "READONLY")));
             assert!(!status.is_failing.load(Ordering::SeqCst), "a rejection is an answer");
             status.report_disconnect(&error);
-            assert!(status.refusal().is_none(), "too early");
+            assert!(status.refusal_unless_trial().is_none(), "too early");
             assert!(!status.is_refusing());
             *status.reachability.lock() = Reachability::Failing { since: Instant::ORIGIN };
             status.report(clock.now(), Err(&error));
             let fails = on_outage == OnOutage::Fail;
             assert_eq!(status.is_refusing(), fails);
             assert_eq!(rejections.load(Ordering::SeqCst), usize::from(fails));
-            let refusal = status.refusal();
+            let refusal = status.refusal_unless_trial();
             assert_eq!(refusal.is_some(), fails);
             assert!(refusal.is_none_or(|error| error.to_string().contains("no connection")));
             if let Reachability::Down { next_trial, .. } = &mut *status.reachability.lock() {
                 *next_trial = clock.now();
             }
-            assert!(status.refusal().is_none(), "a trial");
-            assert_eq!(status.refusal().is_some(), fails, "one trial");
+            assert!(status.refusal_unless_trial().is_none(), "a trial");
+            assert_eq!(status.refusal_unless_trial().is_some(), fails, "one trial");
             status.report(clock.now(), Ok(()));
-            assert!(status.refusal().is_none() && !status.is_refusing());
+            assert!(status.refusal_unless_trial().is_none() && !status.is_refusing());
         }
     }
 
@@ -391,7 +391,7 @@ mod tests {
         status.report(clock.now(), Err(&failure()));
         status.report(clock.now(), Err(&refused));
         assert!(status.is_refusing());
-        let text = status.refusal().unwrap().to_string();
+        let text = status.refusal_unless_trial().unwrap().to_string();
         assert!(text.contains("another password"), "{text}");
         status.report(clock.now(), Ok(()));
         assert!(!status.is_refusing());
@@ -466,7 +466,9 @@ mod tests {
         });
         is_entered.recv().unwrap();
         let (answer, answered) = mpsc::channel();
-        let asks = std::thread::spawn(move || answer.send(status.refusal().is_some()).unwrap());
+        let asks = std::thread::spawn(move || {
+            answer.send(status.refusal_unless_trial().is_some()).unwrap();
+        });
         let refused = answered.recv_timeout(Duration::from_secs(60));
         for _ in 0..8 {
             // Fails once the report has ended: the gauge is dropped with its recorder.

@@ -30,57 +30,68 @@ pub(crate) async fn undo_attempts(
     keys: Arc<[Key]>,
     ttl: Duration,
 ) {
+    if let Some(leftover) = leftover(core, &attempts, keys, ttl) {
+        undo(core, leftover).await;
+    }
+}
+
+/// Like [`undo_attempts`], in a task of its own, which a shutdown waits for.
+pub(crate) fn spawn_undo(
+    core: &Arc<PoolCore>,
+    attempts: &Attempts,
+    keys: Arc<[Key]>,
+    ttl: Duration,
+) {
+    if let Some(leftover) = leftover(core, attempts, keys, ttl) {
+        spawn(undo(core, leftover));
+    }
+}
+
+/// What the requests of `attempts` may have left in the store.
+fn leftover(
+    core: &PoolCore,
+    attempts: &Attempts,
+    keys: Arc<[Key]>,
+    ttl: Duration,
+) -> Option<Leftover> {
     if attempts.has_no_side_effects() {
-        return;
+        return None;
     }
     let now = core.clock().now();
     // A store that keeps grants for their `min_hold` forgets them only after it. The release itself frees the keys
     // immediately, because no body has run.
     let min_hold = attempts.kept_until.since(now);
     let positions_until = now + QUEUE_POSITION;
-    undo(
-        core,
-        Leftover {
-            lease: LeaseRef { min_hold, ..LeaseRef::new(keys, attempts.owner, ttl) },
-            locked_until: attempts.since,
-            // A request that is served late may put the owner into the queue, for longer than a short ttl.
-            ambiguous_until: attempts.ambiguous_until.max(positions_until),
-            forgotten_at: attempts.kept_until.max(positions_until),
-            grants: attempts.grants_to_undo(),
-        },
-    )
-    .await;
+    Some(Leftover {
+        lease: LeaseRef { min_hold, ..LeaseRef::new(keys, attempts.owner, ttl) },
+        locked_until: attempts.since,
+        // A request that is served late may put the owner into the queue, for longer than a short ttl.
+        ambiguous_until: attempts
+            .ambiguous_until
+            .map_or(positions_until, |it| it.max(positions_until)),
+        forgotten_at: attempts.kept_until.max(positions_until),
+        grants: attempts.grants_to_undo(),
+    })
 }
 
-/// Like [`undo_attempts`], in a task of its own, which a shutdown waits for.
-pub(crate) fn spawn_undo(
-    core: &Arc<PoolCore>,
-    attempts: Attempts,
-    keys: Arc<[Key]>,
-    ttl: Duration,
-) {
-    // Counted before the task runs.
-    let (core, token) = (core.clone(), core.tracker.begin_cleanup());
-    spawn(async move {
-        undo_attempts(&core, attempts, keys, ttl).await;
-        drop(token);
-    });
-}
-
-/// Releases `leftover` until nothing of it can be in the store any more.
+/// Releases `leftover` until nothing of it can be in the store any more. A shutdown waits for it from this call on.
 ///
 /// After [`AT_ONCE`] it goes on in the background, with the undos of other acquires.
-pub(crate) async fn undo(core: &Arc<PoolCore>, leftover: Leftover) {
+pub(crate) fn undo(core: &Arc<PoolCore>, leftover: Leftover) -> impl Future<Output = ()> + use<> {
+    let undo = Undo::new(leftover, core.tracker.begin_cleanup());
+    run(core.clone(), undo)
+}
+
+async fn run(core: Arc<PoolCore>, mut undo: Undo) {
     let (clock, tracker) = (core.clock(), &core.tracker);
     let began = clock.now();
-    let mut undo = Undo::new(leftover, tracker.begin_cleanup());
     loop {
         let request = undo.request(clock.now());
-        let outcome = release_once(core, &request).await;
+        let outcome = release_once(&core, &request).await;
         let now = clock.now();
         let Some(due) = undo.on_outcome(&request, &outcome, now) else { return };
         if now.since(began) >= AT_ONCE {
-            return queue(core, undo, due);
+            return queue(&core, undo, due);
         }
         tokio::select! {
             () = clock.sleep_until(due) => {}
@@ -96,8 +107,18 @@ pub(crate) async fn release_once(
     request: &ReleaseRequest,
 ) -> Result<ReleaseOutcome, BackendError> {
     let one = std::slice::from_ref(request);
-    let outcomes = timeout(core.store_call_timeout(), core.backend().release(one)).await;
-    outcomes.unwrap_or_default().into_iter().next().unwrap_or_else(|| Err(silence()))
+    let outcome = release_within(core, one, core.store_call_timeout()).await.pop();
+    outcome.unwrap_or_else(|| Err(silence()))
+}
+
+/// One call to the store, with an outcome for each request.
+pub(crate) async fn release_within(
+    core: &PoolCore,
+    requests: &[ReleaseRequest],
+    limit: Duration,
+) -> Vec<Result<ReleaseOutcome, BackendError>> {
+    let outcomes = timeout(limit, core.backend().release(requests)).await;
+    outcomes.unwrap_or_else(|_| requests.iter().map(|_| Err(silence())).collect())
 }
 
 pub(crate) fn silence() -> BackendError {
@@ -163,12 +184,10 @@ fn scope(core: &PoolCore, is_silent: bool) -> UndoScope {
 async fn send(core: &Arc<PoolCore>, batch: Vec<Undo>, pause: Duration) -> Duration {
     let now = core.clock().now();
     let requests: Vec<_> = batch.iter().map(|undo| undo.request(now)).collect();
-    let outcomes = timeout(core.store_call_timeout(), core.backend().release(&requests)).await;
-    let mut outcomes = outcomes.unwrap_or_default().into_iter();
+    let outcomes = release_within(core, &requests, core.store_call_timeout()).await;
     let now = core.clock().now();
     let (count, mut failures) = (batch.len(), 0);
-    for (mut undo, request) in batch.into_iter().zip(&requests) {
-        let outcome = outcomes.next().unwrap_or_else(|| Err(silence()));
+    for ((mut undo, request), outcome) in batch.into_iter().zip(&requests).zip(outcomes) {
         failures += usize::from(outcome.is_err());
         if let Some(due) = undo.on_outcome(request, &outcome, now) {
             queue(core, undo, due);

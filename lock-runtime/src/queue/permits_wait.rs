@@ -50,7 +50,7 @@ impl<W: Waiter> WaitQueues<W> {
         queues.last_id
     }
 
-    /// Requests the permits of all `keys` together. `reply` comes back if the caller has them; otherwise it receives them
+    /// Requests the permits of all `keys` together. Returns whether the caller has them; otherwise `reply` receives them
     /// later. `wake` is notified when [`reservation_ends_at`](Self::reservation_ends_at) changes. With `again` the request
     /// has had its permits before, and `max_waiters` does not count.
     ///
@@ -64,7 +64,7 @@ impl<W: Waiter> WaitQueues<W> {
         wake: &Arc<Notify>,
         reply: PermitsReply,
         again: bool,
-    ) -> Result<Option<PermitsReply>, LockError> {
+    ) -> Result<bool, LockError> {
         let mut queues = self.lock();
         if queues.closed {
             return Err(LockError::pool_closed());
@@ -72,7 +72,7 @@ impl<W: Waiter> WaitQueues<W> {
         let now = self.clock.now();
         let Some(at) = queues.missing(id, keys, None) else {
             queues.take(id, keys, now);
-            return Ok(Some(reply));
+            return Ok(true);
         };
         let WaitParams { now: since, deadline, wait } = *params;
         let key = &keys[at];
@@ -96,7 +96,7 @@ impl<W: Waiter> WaitQueues<W> {
         }));
         queue.add(QueueEntry { id, since, deadline, attempts: 0, wait_for });
         queues.positions.insert(id, key.clone());
-        Ok(None)
+        Ok(false)
     }
 
     /// When the permits that are reserved for the request are free again, if some are.

@@ -238,7 +238,7 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// The first waiter for the lock, if its turn has come. Counts a request for it.
-    pub(crate) fn head(&self, key: &Key) -> Option<HeadInfo> {
+    pub(crate) fn begin_request(&self, key: &Key) -> Option<HeadInfo> {
         let mut queues = self.lock();
         let id = queues.lock_candidate(key, self.clock)?;
         let queue = queues.by_key.get_mut(key)?;
@@ -249,9 +249,9 @@ impl<W: Waiter> WaitQueues<W> {
         Some(HeadInfo { id, spec: waiter.spec().clone(), deadline: entry.deadline, successors })
     }
 
-    /// Whether a waiter for the lock is next, and what it asks for.
-    pub(crate) fn peek_head(&self, key: &Key) -> Option<Arc<LockSpec>> {
-        self.lock().first_for_lock(key, self.clock)
+    /// Whether a waiter for the lock is next.
+    pub(crate) fn has_waiter(&self, key: &Key) -> bool {
+        self.lock().lock_candidate(key, self.clock).is_some()
     }
 
     /// Removes the waiter `id`; if it is gone, the first waiter for the lock that `fits`.

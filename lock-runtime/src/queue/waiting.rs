@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::base::error::LockError;
 use crate::base::key::Key;
+use crate::exec::driver::Driver;
 use crate::queue::key_queue::Waiter;
 use crate::queue::wait_queue::WaitQueues;
 
@@ -21,8 +22,6 @@ pub(crate) struct Waiting<W: Waiter, T> {
     id: u64,
     /// `None` once it has been received.
     answer: Option<oneshot::Receiver<Result<T, LockError>>>,
-    /// The error if the answer will never arrive.
-    stopped: fn() -> LockError,
 }
 
 impl<W: Waiter, T> Waiting<W, T> {
@@ -31,9 +30,8 @@ impl<W: Waiter, T> Waiting<W, T> {
         key: Key,
         id: u64,
         answer: oneshot::Receiver<Result<T, LockError>>,
-        stopped: fn() -> LockError,
     ) -> Self {
-        Self { queues, key, id, answer: Some(answer), stopped }
+        Self { queues, key, id, answer: Some(answer) }
     }
 }
 
@@ -45,9 +43,9 @@ impl<W: Waiter, T> Future for Waiting<W, T> {
             return Poll::Ready(Err(LockError::inherited()));
         }
         let Some(answer) = &mut self.answer else { return Poll::Pending };
-        let result = ready!(Pin::new(answer).poll(cx));
+        let result = ready!(Driver::poll_answer(answer, cx));
         self.answer = None;
-        Poll::Ready(result.unwrap_or_else(|_| Err((self.stopped)())))
+        Poll::Ready(result)
     }
 }
 
@@ -87,7 +85,7 @@ mod tests {
         let queues = Arc::new(with_permit_out(1));
         let id = enqueued(&queues, &waiter());
         let (reply, answer) = oneshot::channel();
-        (queues.clone(), Waiting::new(queues, KEY, id, answer, LockError::pool_closed), reply)
+        (queues.clone(), Waiting::new(queues, KEY, id, answer), reply)
     }
 
     fn poll<T>(wait: Pin<&mut Waiting<TestWaiter, T>>) -> Poll<Result<T, ErrorKind>> {

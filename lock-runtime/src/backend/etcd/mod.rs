@@ -57,7 +57,7 @@ mod watches;
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use self::keep_alives::KeepAlives;
@@ -157,10 +157,7 @@ impl Etcd {
     {
         let abandoned = AbandonOnDrop(AbandonFlag::default());
         let start = |request: &R| {
-            let (reply, outcome) = oneshot::channel();
-            let call = call(self.locks.clone(), request.clone(), abandoned.0.clone());
-            tokio::spawn(async move { drop(reply.send(call.await)) });
-            outcome
+            tokio::spawn(call(self.locks.clone(), request.clone(), abandoned.0.clone()))
         };
         let started: Vec<_> = requests.iter().map(start).collect();
         let mut outcomes = Vec::with_capacity(started.len());

@@ -61,7 +61,7 @@ pub(super) enum TableEvent {
 impl LeaseTable {
     /// Why `request` is refused. `None`: nothing is in the way of [`grant`](Self::grant). With `has_queue` its owner may enter the
     /// queue.
-    pub(super) fn refusal(
+    pub(super) fn refuse_or_enqueue(
         &mut self,
         request: &AcquireRequest,
         connection: ConnectionId,
@@ -301,7 +301,8 @@ mod tests {
             connection: ConnectionId,
             now: Instant,
         ) -> Result<bool, WaitMode> {
-            let refusal = self.table.refusal(request, connection, true, now, &mut self.events);
+            let refusal =
+                self.table.refuse_or_enqueue(request, connection, true, now, &mut self.events);
             match refusal {
                 None => Ok(self.table.grant(request, connection, None, now)),
                 Some(AcquireOutcome::Contended { wait_mode, .. }) => Err(wait_mode),

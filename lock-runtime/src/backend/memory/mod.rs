@@ -76,7 +76,7 @@ impl Memory {
         events: &mut Vec<TableEvent>,
     ) -> AcquireOutcome {
         let (now, has_queue) = (self.shared.clock.now(), !self.shared.private);
-        if let Some(refused) = table.refusal(request, self.id, has_queue, now, events) {
+        if let Some(refused) = table.refuse_or_enqueue(request, self.id, has_queue, now, events) {
             return refused;
         }
         let (fence, reserved_fences) = if request.fencing {

@@ -87,7 +87,7 @@ impl MysqlBatch<'_> {
         let free = self.without_locked(vec![pending], |request| &request.keys).await;
         for (request, reply) in free {
             let mut outcome = self.acquire_all(&request).await;
-            if outcome.as_ref().is_err_and(|error| self.leaves_info_out(error)) {
+            if outcome.as_ref().is_err_and(|error| self.give_up_info_after(error)) {
                 outcome = self.acquire_all(&request).await;
             }
             if outcome.as_ref().is_err_and(is_lock_timeout) {

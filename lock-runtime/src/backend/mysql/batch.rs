@@ -234,7 +234,7 @@ impl<'a> MysqlBatch<'a> {
 
     /// Whether the server has refused a statement for the column `info`: it may be missing, have another type, or other rights.
     /// No lock depends on it. From now on the session leaves the column out.
-    pub(super) fn leaves_info_out(&mut self, error: &BackendError) -> bool {
+    pub(super) fn give_up_info_after(&mut self, error: &BackendError) -> bool {
         let is_refused = self.session.info == InfoColumn::Named && is_about_info(error);
         if is_refused {
             self.session.info = InfoColumn::LeftOut;
@@ -250,7 +250,7 @@ impl<'a> MysqlBatch<'a> {
         keys: impl Fn(&R) -> &[Key],
         error: BackendError,
     ) -> Vec<PendingRequest<R, T>> {
-        if self.leaves_info_out(&error) {
+        if self.give_up_info_after(&error) {
             return requests;
         }
         let is_locked = is_lock_timeout(&error);

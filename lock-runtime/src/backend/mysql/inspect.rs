@@ -21,7 +21,7 @@ impl MysqlBatch<'_> {
             SqlScript::of(&statements.clock, &[]).then(&statements.inspect, &values)
         };
         let mut answered = self.execute(&script(self.statements()), usize::MAX).await;
-        if answered.as_ref().is_err_and(|error| self.leaves_info_out(error)) {
+        if answered.as_ref().is_err_and(|error| self.give_up_info_after(error)) {
             answered = self.execute(&script(self.statements()), usize::MAX).await;
         }
         let answered = answered?;

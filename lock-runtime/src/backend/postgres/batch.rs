@@ -49,7 +49,7 @@ impl<'a> Batch<'a> {
         clock: Clock,
     ) -> Self {
         let limit = 2 * connector.limits.request;
-        let (statements, broken) = (&*connector.statements, OnceLock::new());
+        let (statements, broken) = (&connector.statements, OnceLock::new());
         if !connector.is_last_server(session) {
             broken.get_or_init(moved);
         }

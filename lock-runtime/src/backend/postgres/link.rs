@@ -48,8 +48,8 @@ pub(crate) async fn connect(
     purpose: Purpose,
 ) -> Result<JobSender, BackendError> {
     let (jobs, inbox) = mpsc::unbounded_channel();
-    let mut task = LinkTask::new(state.clone(), purpose, inbox);
-    let session = task.open().await?;
+    let session = open(state, purpose, None).await?;
+    let task = LinkTask::new(state.clone(), purpose, inbox);
     let task = tokio::spawn(task.run(session)).abort_handle();
     Ok(JobSender::new(jobs, task))
 }
@@ -170,10 +170,6 @@ impl LinkTask {
                 },
             }
         }
-    }
-
-    async fn open(&mut self) -> Result<Session, BackendError> {
-        open(&self.state, self.purpose, None).await
     }
 }
 

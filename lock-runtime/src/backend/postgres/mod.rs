@@ -43,6 +43,7 @@ mod sweep;
 mod url;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize};
 
 use tokio::sync::mpsc;
 
@@ -67,16 +68,16 @@ pub(crate) async fn open(
     let database = Database::parse(url)?;
     let config = config.with_connect_timeout(database.connect_timeout());
     let credentials = beside_password(config.credentials, database.has_password())?;
-    let statements = Arc::new(Statements::new(database.names()));
+    let statements = Statements::new(database.names());
     let tls = Encryption::new(database.tls.clone()).await?;
     let connector = Connector {
-        last_start: Arc::default(),
-        database: Arc::new(database),
+        database,
         statements,
         credentials,
         tls,
         limits: config.limits(),
-        last: Arc::default(),
+        last: AtomicUsize::default(),
+        last_start: AtomicI64::default(),
     };
     Ok(Arc::new(connect(connector, config).await.map_err(LockError::backend)?))
 }

@@ -37,17 +37,16 @@ const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off
                      -c jit=off";
 
 /// Opens connections to one database.
-#[derive(Clone)]
 pub(crate) struct Connector {
-    pub(crate) database: Arc<Database>,
-    pub(crate) statements: Arc<Statements>,
+    pub(crate) database: Database,
+    pub(crate) statements: Statements,
     pub(crate) credentials: Option<Provider>,
     pub(crate) tls: Encryption,
     pub(crate) limits: Limits,
     /// The position of the server that was connected last.
-    pub(crate) last: Arc<AtomicUsize>,
+    pub(crate) last: AtomicUsize,
     /// When that server was started, in microseconds since 1970: a name may lead to another server by now.
-    pub(crate) last_start: Arc<AtomicI64>,
+    pub(crate) last_start: AtomicI64,
 }
 
 /// The server process of a connection.
@@ -342,7 +341,6 @@ pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
 type Connected = (Client, oneshot::Receiver<BackendError>, oneshot::Sender<()>);
 
 /// Whether connections are encrypted.
-#[derive(Clone)]
 pub(crate) enum Encryption {
     Off,
     #[cfg(feature = "postgres-tls")]

@@ -14,6 +14,8 @@ use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::base::policy::Policy;
 use crate::base::text::rounded;
+use crate::lease::grant::Grant;
+use crate::queue::permit::KeyPermit;
 
 /// How long one acquire request may take.
 #[derive(Clone, Copy, Debug)]
@@ -38,9 +40,9 @@ pub(crate) struct Attempts {
     pub(crate) is_known: bool,
     /// Requests without an answer: each may have been applied, or may be applied later.
     pub(crate) unanswered: usize,
-    /// When the store has forgotten the unanswered requests.
-    pub(crate) ambiguous_until: Instant,
-    /// When the store has forgotten all grants to this owner, answered or not.
+    /// When the store has forgotten the unanswered requests, if there are any.
+    pub(crate) ambiguous_until: Option<Instant>,
+    /// When the store has forgotten all grants to this owner, answered or not. `since` without any.
     pub(crate) kept_until: Instant,
 }
 
@@ -63,8 +65,8 @@ impl Attempts {
             count: 0,
             is_known: false,
             unanswered: 0,
-            ambiguous_until: Instant::ORIGIN,
-            kept_until: Instant::ORIGIN,
+            ambiguous_until: None,
+            kept_until: since,
         }
     }
 
@@ -76,7 +78,7 @@ impl Attempts {
     /// Like [`for_successor`](Self::for_successor), after a release without an answer.
     pub(crate) fn for_unconfirmed_successor(next: &Successor, now: Instant) -> Self {
         let successor = Self::for_successor(next, now);
-        Self { unanswered: 1, ambiguous_until: successor.kept_until, ..successor }
+        Self { unanswered: 1, ambiguous_until: Some(successor.kept_until), ..successor }
     }
 
     /// The requests of the same wait under a new owner token.
@@ -97,9 +99,16 @@ impl Attempts {
         if self.unanswered > 0 { self.unanswered + answered } else { 0 }
     }
 
-    /// When the store has forgotten the unanswered requests, if there are any.
-    pub(crate) fn ambiguity(&self) -> Option<Instant> {
-        (self.unanswered > 0).then_some(self.ambiguous_until)
+    /// The grant of a request that was sent at `sent`.
+    pub(crate) fn grant(
+        &self,
+        policy: &Policy,
+        sent: Instant,
+        fences: Option<Fences>,
+        permit: KeyPermit,
+    ) -> Grant {
+        Grant::new(self.owner, self.ambiguous_until, policy, sent, fences, Some(permit))
+            .with_earlier_until(self.kept_until)
     }
 
     /// The next request.
@@ -148,7 +157,7 @@ impl Attempts {
     ) -> Duration {
         self.count += 1;
         self.is_known |= matches!(wait_mode, WaitMode::Queued { .. });
-        let poll = policy.retry_delay.map_or_else(|| self.poll_interval(), jitter::below);
+        let poll = jitter::below(policy.retry_delay.unwrap_or_else(|| self.doubling()));
         match wait_mode {
             // `retry_count` counts requests, so they are sent even where the store would notify.
             WaitMode::Queued { retry_after } | WaitMode::Watch { retry_after }
@@ -174,7 +183,7 @@ impl Attempts {
         self.count += 1;
         if error.kind() == FailureKind::MaybeApplied {
             self.unanswered += 1;
-            self.ambiguous_until = self.ambiguous_until.max(until);
+            self.ambiguous_until = self.ambiguous_until.max(Some(until));
             self.kept_until = self.kept_until.max(until);
         }
         // The limit is below the jitter, so that waiters stay out of step there too.
@@ -200,10 +209,6 @@ impl Attempts {
     fn doubling(&self) -> Duration {
         Duration::from_millis(20 << self.count.saturating_sub(1).min(5))
     }
-
-    fn poll_interval(&self) -> Duration {
-        jitter::below(self.doubling())
-    }
 }
 
 /// Until when a request waits for room at a paced store. A single attempt has a whole request timeout.
@@ -227,22 +232,33 @@ pub(crate) fn time_limit(
     deadline: Option<Instant>,
     now: Instant,
 ) -> Duration {
-    let longest = match deadline {
-        Some(deadline) if policy.wait != Wait::For(Duration::ZERO) => {
-            limits.longest.min(deadline.since(now).max(limits.least))
-        }
-        _ => limits.longest,
-    };
-    longest.min(policy.ttl.validity())
+    limit_within(limits, policy, deadline.map(|deadline| deadline.since(now)))
 }
 
 /// Like [`time_limit`], at the beginning of the wait. Equal for equal policies.
 pub(crate) fn first_time_limit(limits: TimeLimits, policy: &Policy) -> Duration {
-    let waits = match policy.wait {
-        Wait::For(Duration::ZERO) | Wait::Forever => Duration::MAX,
-        Wait::For(wait) => wait.max(limits.least),
+    let left = match policy.wait {
+        Wait::For(wait) => Some(wait),
+        Wait::Forever => None,
     };
-    limits.longest.min(waits).min(policy.ttl.validity())
+    limit_within(limits, policy, left)
+}
+
+fn limit_within(limits: TimeLimits, policy: &Policy, left: Option<Duration>) -> Duration {
+    let longest = limits.longest.min(policy.ttl.validity());
+    longest.min(left_for_request(limits, policy, left))
+}
+
+/// How long a request may take within a wait of which this time is left.
+pub(crate) fn left_for_request(
+    limits: TimeLimits,
+    policy: &Policy,
+    left: Option<Duration>,
+) -> Duration {
+    match left {
+        Some(left) if policy.wait != Wait::For(Duration::ZERO) => left.max(limits.least),
+        _ => Duration::MAX,
+    }
 }
 
 /// Whether an outage ends a wait without a deadline: an outage of ten request timeouts, within the wait.

@@ -11,10 +11,8 @@ use std::time::Duration;
 use crate::backend::{AcquireOutcome, AcquireRequest};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
-use crate::base::options::Wait;
 use crate::exec::events;
-use crate::lease::grant::Grant;
-use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends};
+use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, left_for_request};
 use crate::lock::acquire::run;
 use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
@@ -90,9 +88,9 @@ async fn poll_once<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Poll<T> 
 
 /// The longest time that a wait of `batch` leaves for a request at `now`.
 fn remaining_wait(core: &PoolCore, batch: &[FirstRequest], now: Instant) -> Duration {
-    let remaining = |first: &FirstRequest| match (first.waiter.spec.policy.wait, first.deadline) {
-        (Wait::For(Duration::ZERO), _) | (_, None) => Duration::MAX,
-        (_, Some(deadline)) => deadline.since(now).max(core.time_limits().least),
+    let remaining = |first: &FirstRequest| {
+        let left = first.deadline.map(|deadline| deadline.since(now));
+        left_for_request(core.time_limits(), &first.waiter.spec.policy, left)
     };
     batch.iter().map(remaining).max().unwrap_or(Duration::MAX)
 }
@@ -124,8 +122,7 @@ fn on_answer(
     let (answer, is_rejected, pause) =
         match attempts.on_answer(&spec.policy, sent, now, time_limit, answer) {
             Answer::Granted { fences, contended } => {
-                let owner = attempts.owner;
-                let granted = Grant::new(owner, None, &spec.policy, sent, fences, Some(permit));
+                let granted = attempts.grant(&spec.policy, sent, fences, permit);
                 let contention = Contention::of_answer(contended);
                 let lease = grant::lease(core, spec, granted, since, contention);
                 return grant::deliver(core, lease, waiter.reply);

@@ -86,13 +86,11 @@ impl LocalPermits {
         let (reply, answer) = oneshot::channel();
         let (core, keys) = (&self.core, &self.keys);
         let (id, params, wake) = (self.id, &self.params, &self.wake);
-        let enqueued = core.queue.enqueue_for_permits(id, keys, params, wake, reply, again)?;
-        Ok(match enqueued {
-            Some(_) => PermitRequest::Here(KeyPermit::new(core.clone(), keys.clone())),
-            None => {
-                let (core, answer) = (core.clone(), Some(answer));
-                PermitRequest::Awaited(AwaitedPermits { core, id, answer })
-            }
+        Ok(if core.queue.enqueue_for_permits(id, keys, params, wake, reply, again)? {
+            PermitRequest::Here(KeyPermit::new(core.clone(), keys.clone()))
+        } else {
+            let (core, answer) = (core.clone(), Some(answer));
+            PermitRequest::Awaited(AwaitedPermits { core, id, answer })
         })
     }
 

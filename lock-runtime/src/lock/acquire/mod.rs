@@ -40,7 +40,7 @@ pub(crate) fn acquire(
     spec: Arc<LockSpec>,
 ) -> Result<PendingAcquire, LockError> {
     let token = core.tracker.try_begin().ok_or_else(LockError::pool_closed)?;
-    if let Some(refusal) = core.store_status.refusal() {
+    if let Some(refusal) = core.store_status.refusal_unless_trial() {
         return Err(refusal);
     }
     let mut params = WaitParams::new(core.clock().now(), spec.policy.wait);
@@ -71,9 +71,7 @@ impl Future for PendingAcquire {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::One(waiting) => Pin::new(waiting).poll(cx),
-            Self::Several(answer) => Pin::new(answer)
-                .poll(cx)
-                .map(|answer| answer.unwrap_or_else(|_| Err(Driver::stopped_error()))),
+            Self::Several(answer) => Driver::poll_answer(answer, cx),
         }
     }
 }
@@ -106,8 +104,7 @@ fn acquire_one(
             enqueued => break (id, enqueued),
         }
     };
-    let stopped = Driver::stopped_error;
-    let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer, stopped);
+    let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer);
     let Enqueued::Head(waiter) = enqueued else {
         // The waiters in front of it were rejected when the outage was seen.
         return match core.store_status.refusal_without_trial() {

@@ -25,7 +25,6 @@ use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
 use crate::exec::events;
-use crate::lease::grant::Grant;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, is_cut_off, time_limit};
 use crate::lock::acquire::caller::Caller;
@@ -254,7 +253,7 @@ impl MultiKeyTask {
                 let anew = self.attempts.with_new_owner(owner);
                 let old = std::mem::replace(&mut self.attempts, anew);
                 let (keys, ttl) = (self.spec.store_keys.clone(), self.spec.policy.ttl.stored());
-                spawn_undo(&self.core, old, keys, ttl);
+                spawn_undo(&self.core, &old, keys, ttl);
                 self.permits.register(self.attempts.owner);
             }
             // Without a new token the old one is undone at the end.
@@ -382,9 +381,7 @@ impl MultiKeyTask {
         // Tasks that arrive from now on wait in this process.
         self.permits.take_free(&self.spec.store_keys);
         let Some(permit) = self.permits.into_permit() else { return };
-        let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
-        let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, Some(permit))
-            .with_earlier_until(self.attempts.kept_until);
+        let granted = self.attempts.grant(&self.spec.policy, sent, fences, permit);
         let contention = Contention::of_answer(contended);
         let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contention);
         // Without a task to take it, the lease is released as it drops.

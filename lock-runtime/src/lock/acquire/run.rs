@@ -17,7 +17,6 @@ use crate::base::owner::Owner;
 use crate::exec::driver::Driver;
 use crate::exec::events;
 use crate::exec::panic_boundary;
-use crate::lease::grant::Grant;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, time_limit};
 use crate::lock::core::PoolCore;
@@ -95,10 +94,10 @@ pub(crate) fn resume(
     pause: Duration,
     reported: Option<u64>,
 ) {
-    if core.queue.peek_head(permit.key()).is_some() {
+    let has_waiter = core.queue.has_waiter(permit.key());
+    if has_waiter || !attempts.has_no_side_effects() {
+        let pause = if has_waiter { pause } else { Duration::ZERO };
         spawn(core, permit, attempts, Some(pause), reported);
-    } else if !attempts.has_no_side_effects() {
-        spawn(core, permit, attempts, Some(Duration::ZERO), reported);
     }
     // Otherwise the permit passes on as it drops.
 }
@@ -149,7 +148,7 @@ impl AcquireTask {
                 break;
             }
             let mut slot = self.core.admit(1).await;
-            let Some(head) = self.core.queue.head(self.permit.key()) else { break };
+            let Some(head) = self.core.queue.begin_request(self.permit.key()) else { break };
             let sent = self.core.clock().now();
             slot.sent(sent);
             let requested = self.request(&head, sent).await;
@@ -255,9 +254,7 @@ impl AcquireTask {
             self.attempts.on_unused_grant();
             return Delivery::NoWaiter(Box::new(self));
         };
-        let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
-        let granted = Grant::new(owner, ambiguity, policy, sent, fences, Some(self.permit))
-            .with_earlier_until(self.attempts.kept_until);
+        let granted = self.attempts.grant(policy, sent, fences, self.permit);
         if let WaitFor::Lock(waiter) = entry.wait_for {
             let contention = Contention::of_answer(contended);
             let lease = grant::lease(&self.core, waiter.spec, granted, entry.since, contention);

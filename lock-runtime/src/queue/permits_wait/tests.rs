@@ -55,8 +55,7 @@ fn request(
     let params = WaitParams::new(queues.clock.now(), wait);
     let (reply, _) = oneshot::channel();
     let keys = keys(names);
-    let back = queues.enqueue_for_permits(id, &keys, &params, &Arc::default(), reply, again)?;
-    Ok(back.is_some())
+    queues.enqueue_for_permits(id, &keys, &params, &Arc::default(), reply, again)
 }
 
 /// The rank of a request for several keys that has to wait.
@@ -172,8 +171,7 @@ async fn a_reservation_wakes_its_request() {
     let params = WaitParams::new(queues.clock.now(), Wait::Forever);
     let (reply, _) = oneshot::channel();
     let (id, keys) = (queues.rank(), keys(&["a", "b"]));
-    let back = queues.enqueue_for_permits(id, &keys, &params, &wake, reply, false).unwrap();
-    assert!(back.is_none());
+    assert!(!queues.enqueue_for_permits(id, &keys, &params, &wake, reply, false).unwrap());
     after(ms(10)).await;
     let is_woken = || {
         let mut notified = pin!(wake.notified());

@@ -91,7 +91,7 @@ fn a_permit_passes_in_order_of_arrival_and_the_queue_vanishes() {
     for id in ids {
         let after = queues.pass(&[KEY]);
         assert_eq!(next_queue(&after), Some(&KEY));
-        let head = queues.head(&KEY).unwrap();
+        let head = queues.begin_request(&KEY).unwrap();
         assert_eq!(head.id, id);
         assert!(queues.take_head(&KEY, id, |_| false).is_some());
     }
@@ -151,10 +151,10 @@ fn a_refused_waiter_keeps_its_rank_unless_it_is_cancelled() {
     let cancelled = TestWaiter::new("k", false);
     cancelled.is_cancelled.store(true, Ordering::SeqCst);
     queues.push_front(&KEY, entry(&cancelled));
-    assert_eq!(queues.head(&KEY).unwrap().successors, 0);
+    assert_eq!(queues.begin_request(&KEY).unwrap().successors, 0);
     let refused = TestWaiter::new("k", false);
     queues.push_front(&KEY, entry(&refused));
-    let head = queues.head(&KEY).unwrap();
+    let head = queues.begin_request(&KEY).unwrap();
     assert_eq!((head.id, head.successors), (1, 1));
     queues.close();
     queues.push_front(&KEY, entry(&TestWaiter { rejected: Arc::default(), ..refused.clone() }));
@@ -188,7 +188,7 @@ fn a_hand_off_is_one_step_and_sees_contention() {
             .hand_off(&KEY, None, || now, |_, contended, _| contended.then_some((holder, ())))
             .is_none()
     );
-    assert_eq!(queues.head(&KEY).unwrap().id, id, "a refused hand-off changes nothing");
+    assert_eq!(queues.begin_request(&KEY).unwrap().id, id, "a refused hand-off changes nothing");
     assert_eq!(queues.wake(KEY.as_str()), None);
     queues.mark_contended(KEY.as_str());
     let (entry, _, contended) =
@@ -292,7 +292,7 @@ fn the_next_grant_is_expected_to_have_as_many_holders_as_the_last_one_unless_tha
  {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
-    let successors = || queues.head(&KEY).unwrap().successors;
+    let successors = || queues.begin_request(&KEY).unwrap().successors;
     for _ in 0..3 {
         enqueued(&queues, &TestWaiter::new("k", false));
     }
@@ -353,21 +353,21 @@ fn several_permits_pass_on_in_order_of_arrival() {
     assert_eq!((&first[0], &second[0]), (&keys[1], &keys[0]));
     assert!(!queues.is_empty());
     // One of them has a waiter, and the other has none.
-    let head = queues.head(&KEY).unwrap();
+    let head = queues.begin_request(&KEY).unwrap();
     assert!(queues.take_head(&KEY, head.id, |_| false).is_some());
     assert_eq!(next_queue(&queues.pass(&keys)), Some(&keys[1]));
-    assert!(queues.peek_head(&KEY).is_none() && queues.peek_head(&keys[1]).is_some());
+    assert!(!queues.has_waiter(&KEY) && queues.has_waiter(&keys[1]));
 }
 
 #[test]
 fn the_head_is_what_its_caller_asks_for_and_counts_its_requests() {
     let queues = with_permit_out(10);
-    assert!(queues.head(&KEY).is_none() && queues.peek_head(&KEY).is_none());
+    assert!(queues.begin_request(&KEY).is_none() && !queues.has_waiter(&KEY));
     let waiter = TestWaiter::new("k", true);
     let id = enqueued(&queues, &waiter);
-    assert!(Arc::ptr_eq(&queues.peek_head(&KEY).unwrap(), &waiter.spec));
+    assert!(queues.has_waiter(&KEY));
     for _ in 0..2 {
-        let head = queues.head(&KEY).unwrap();
+        let head = queues.begin_request(&KEY).unwrap();
         assert!(Arc::ptr_eq(&head.spec, &waiter.spec));
     }
     assert_eq!(queues.take_head(&KEY, id, |_| false).unwrap().attempts, 2);
@@ -381,7 +381,7 @@ fn the_next_request_is_sent_at_once_when_the_first_waiter_leaves() {
     assert_eq!(queues.take_wake_time(&KEY), None, "it was not the first");
     queues.cancel(&KEY, ids[0]);
     assert_eq!(queues.take_wake_time(&KEY), Some(Instant::ORIGIN));
-    assert_eq!(queues.head(&KEY).unwrap().id, ids[2]);
+    assert_eq!(queues.begin_request(&KEY).unwrap().id, ids[2]);
 }
 
 #[test]
@@ -515,7 +515,7 @@ async fn a_waiter_is_rejected_at_its_deadline() {
     queues.push_front(&KEY, entry);
     pass(second).await;
     assert_eq!(kinds(), [None, conflict, conflict, None]);
-    assert_eq!(queues.head(&KEY).unwrap().id, ids[3]);
+    assert_eq!(queues.begin_request(&KEY).unwrap().id, ids[3]);
     expiry.abort();
 }
 
@@ -561,8 +561,8 @@ async fn a_lock_does_not_linger_while_something_waits_for_it() {
             let keys: Arc<[Key]> = Arc::from([KEY, other.clone()]);
             let params = WaitParams::new(now, Wait::Forever);
             let (reply, _) = oneshot::channel();
-            let head = queues.enqueue_for_permits(80, &keys, &params, &wake, reply, false).unwrap();
-            assert!(head.is_none());
+            let has = queues.enqueue_for_permits(80, &keys, &params, &wake, reply, false).unwrap();
+            assert!(!has);
         }
     };
     for kind in 0..5 {
@@ -646,5 +646,5 @@ fn waiters_leave_a_long_queue_in_any_order_without_a_search() {
     }
     let took = Clock::Boot.now().since(began);
     assert!(took < Duration::from_secs(10), "{took:?}");
-    assert!(queues.head(&KEY).is_none());
+    assert!(queues.begin_request(&KEY).is_none());
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
+use crate::backend::redis::protocol::value::ROUNDING;
 use crate::backend::redis::quorum::fence_block::FenceBlock;
 use crate::backend::redis::quorum::grants::{MajorityGrant, acquired};
 use crate::backend::redis::quorum::message::{BallotOperation, BallotRequest, VoteToken};
@@ -311,7 +312,6 @@ impl Proposal {
     ) -> AcquireOutcome {
         // Bounds the delay after a lost notification.
         const RECHECK: Duration = Duration::from_millis(800);
-        const ROUNDING: Duration = Duration::from_millis(1);
         /// Long enough for one competitor to finish before the next starts.
         const BACK_OFF: Duration = Duration::from_millis(50);
         if split {

@@ -52,7 +52,7 @@ fn a_timely_grant_is_granted_with_its_fences() {
     };
     let taken: Vec<_> = std::iter::from_fn(|| fences.take()).map(Fence::get).collect();
     assert_eq!(taken, [7, 8, 9]);
-    assert_eq!(attempts.ambiguity(), None);
+    assert_eq!(attempts.ambiguous_until, None);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_grant_counts_until_validity_ends_and_is_ambiguous_after() {
         assert_eq!(matches!(answer, Answer::Granted { .. }), is_granted, "{now:?}");
         assert_eq!(attempts.has_no_side_effects(), is_granted, "{now:?}");
         let until = (!is_granted).then(|| at(1_000) + TTL);
-        assert_eq!(attempts.ambiguity(), until, "{now:?}");
+        assert_eq!(attempts.ambiguous_until, until, "{now:?}");
     }
 }
 
@@ -87,7 +87,7 @@ fn silence_and_unknown_effects_are_ambiguous_and_refusals_are_not() {
         assert!(retry_after(&answer) <= ms(20), "{answer:?}");
         // The store keeps a grant for its `min_hold`, if that is longer than the ttl.
         let until = is_ambiguous.then(|| at(1_000) + TTL * 2);
-        assert_eq!((attempts.count, attempts.ambiguity()), (1, until));
+        assert_eq!((attempts.count, attempts.ambiguous_until), (1, until));
     }
 }
 
@@ -97,10 +97,10 @@ fn ambiguity_lasts_until_the_last_unanswered_request_is_forgotten() {
     for sent in [1_000, 3_000, 2_000] {
         attempts.on_answer(&policy, at(sent), at(sent + 500), ms(500), None);
     }
-    assert_eq!((attempts.unanswered, attempts.ambiguity()), (3, Some(at(3_000) + TTL)));
+    assert_eq!((attempts.unanswered, attempts.ambiguous_until), (3, Some(at(3_000) + TTL)));
     // A grant that no waiter took does not end it.
     attempts.on_unused_grant();
-    assert_eq!((attempts.unanswered, attempts.ambiguity()), (3, Some(at(3_000) + TTL)));
+    assert_eq!((attempts.unanswered, attempts.ambiguous_until), (3, Some(at(3_000) + TTL)));
     assert_eq!(attempts.grants_to_undo(), 4);
 }
 
@@ -110,7 +110,7 @@ fn an_unused_grant_is_undone_by_one_answered_release() {
     answer(&mut attempts, &policy, Ok(AcquireOutcome::acquired(None)));
     attempts.on_unused_grant();
     assert!(!attempts.has_no_side_effects());
-    assert_eq!((attempts.grants_to_undo(), attempts.ambiguity()), (0, None));
+    assert_eq!((attempts.grants_to_undo(), attempts.ambiguous_until), (0, None));
     assert_eq!(attempts.kept_until, at(1_000) + TTL);
 }
 
@@ -197,15 +197,15 @@ fn a_successor_has_side_effects_and_a_new_owner_has_none() {
     let next = Successor::new(owner, ms(8));
     let queued = Attempts::for_successor(&next, at(1));
     assert!(!queued.has_no_side_effects());
-    assert_eq!((queued.count, queued.ambiguity()), (1, None));
+    assert_eq!((queued.count, queued.ambiguous_until), (1, None));
     let unconfirmed = Attempts::for_unconfirmed_successor(&next, at(1));
-    assert_eq!((unconfirmed.unanswered, unconfirmed.ambiguity()), (1, Some(at(9))));
+    assert_eq!((unconfirmed.unanswered, unconfirmed.ambiguous_until), (1, Some(at(9))));
     assert!(unconfirmed.is_known);
     let other = Owner::random().unwrap();
     let anew = unconfirmed.with_new_owner(other);
     assert!(anew.has_no_side_effects());
     assert_eq!((anew.owner, anew.count, anew.since), (other, 1, at(1)));
-    assert_eq!(anew.ambiguity(), None);
+    assert_eq!(anew.ambiguous_until, None);
 }
 
 #[test]
