@@ -1,5 +1,6 @@
 //! Pools by name, for annotated functions.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use crate::api::pool::{LockPool, PoolBuilder};
 #[cfg(feature = "testing")]
 use crate::api::pool_override;
 pub(crate) use crate::base::call_site::DEFAULT_POOL as DEFAULT;
+use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::process::OfProcess;
 use crate::exec::panic_boundary;
@@ -129,7 +131,30 @@ pub(crate) fn all() -> Vec<LockPool> {
     pools().read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
 }
 
-/// The pool of a call.
+/// The pool of a call: given, or installed under a name.
+#[derive(Clone, Debug)]
+pub(crate) enum PoolRef {
+    Named(Cow<'static, str>),
+    Given(LockPool),
+}
+
+impl Default for PoolRef {
+    fn default() -> Self {
+        Self::Named(Cow::Borrowed(DEFAULT))
+    }
+}
+
+impl PoolRef {
+    /// The pool, for a call that is named by `label` in an error.
+    pub(crate) fn find(&self, label: &LockLabel) -> Result<LockPool, LockError> {
+        match self {
+            Self::Given(pool) => Ok(pool.clone()),
+            Self::Named(name) => find(name).map_err(|error| error.at(label.lock_name())),
+        }
+    }
+}
+
+/// The pool that calls under `name` use.
 pub(crate) fn find(name: &str) -> Result<LockPool, LockError> {
     #[cfg(feature = "testing")]
     if let Some(pool) = pool_override::find(name)? {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::api::call_keys::CallKeys;
 use crate::api::enter::{self, Entering, LockCall};
 use crate::api::entered::Entered;
-use crate::api::named_pools;
+use crate::api::named_pools::PoolRef;
 use crate::api::pool::LockPool;
 use crate::attribute::key_template::{self, KeyPart};
 use crate::base::call_site::{CallOptions, LockLabel, Site};
@@ -24,12 +24,6 @@ pub struct Call {
     options: Option<Box<LockOptions>>,
     /// `when`.
     locks: bool,
-}
-
-#[derive(Debug)]
-enum PoolRef {
-    Named(&'static str),
-    Given(LockPool),
 }
 
 /// The value of `pool = <expression>`: a [`LockPool`], or anything that borrows one.
@@ -79,8 +73,7 @@ impl Call {
     }
 
     fn of_keys(site: &'static Site, keys: Result<CallKeys, LockError>) -> Self {
-        let pool = PoolRef::Named(named_pools::DEFAULT);
-        Self { site, pool, keys, options: None, locks: true }
+        Self { site, pool: PoolRef::default(), keys, options: None, locks: true }
     }
 
     /// A call whose `when` is false: it needs no lock.
@@ -92,7 +85,7 @@ impl Call {
     /// Sets the pool that is installed under `name`.
     #[must_use]
     pub fn pool_named(mut self, name: &'static str) -> Self {
-        self.pool = PoolRef::Named(name);
+        self.pool = PoolRef::Named(name.into());
         self
     }
 
@@ -169,13 +162,7 @@ impl Call {
             return Ok(Entering::entered(Entered::unlocked()));
         }
         let label = LockLabel::Site(site);
-        let pool = match pool {
-            PoolRef::Given(pool) => pool,
-            PoolRef::Named(name) => {
-                named_pools::find(name).map_err(|error| error.at(label.lock_name()))?
-            }
-        };
-        let core = pool.into_core();
+        let core = pool.find(&label)?.into_core();
         // The options of a site ask for a fence if it has a `guard`.
         let call = LockCall { core, label, keys, shows_guard: true };
         let options = options.as_deref().map_or(CallOptions::OfSite(site), CallOptions::Given);

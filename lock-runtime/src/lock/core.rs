@@ -165,7 +165,7 @@ impl PoolCore {
             let tasks = [
                 driver.spawn_abortable(probing),
                 driver.spawn_abortable(renewals.clone().run(renewal_config)),
-                driver.spawn_abortable(queue.clone().expire(clock)),
+                driver.spawn_abortable(queue.clone().expire()),
                 driver.spawn_abortable(lingers),
             ];
             Self {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::base::clock::{Clock, Instant};
+use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::options::Wait;
@@ -127,7 +127,7 @@ impl<W: Waiter> WaitQueues<W> {
         wait.reserve_from = unreserved_until;
         let keys = wait.keys.clone();
         queues.unreserve(id, &keys, Some(unreserved_until));
-        let after = queues.settle(&keys, self.clock);
+        let after = queues.settle(&keys);
         #[cfg(test)]
         queues.check();
         after
@@ -138,7 +138,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let Some(entry) = queues.remove_permits_wait(id) else { return Vec::new() };
         let WaitFor::Permits(wait) = &entry.wait_for else { return Vec::new() };
-        let after = queues.settle(&wait.keys, self.clock);
+        let after = queues.settle(&wait.keys);
         #[cfg(test)]
         queues.check();
         drop(queues);
@@ -299,17 +299,12 @@ impl<W: Waiter> Queues<W> {
     }
 
     /// The permits that the request `id` waits for, at the head of the queue of `key`, are free for it.
-    pub(super) fn take_for_waiter(
-        &mut self,
-        key: &Key,
-        id: u64,
-        clock: Clock,
-    ) -> Option<AfterPass> {
+    pub(super) fn take_for_waiter(&mut self, key: &Key, id: u64) -> Option<AfterPass> {
         self.positions.remove(&id);
         match self.by_key.get_mut(key)?.remove(id)?.wait_for {
             WaitFor::Permits(wait) => {
                 let PermitsWait { keys, reply, .. } = *wait;
-                self.take(id, &keys, clock.now());
+                self.take(id, &keys, self.clock.now());
                 Some(AfterPass::Permits(keys, reply))
             }
             WaitFor::Lock(_) => None,
@@ -329,7 +324,7 @@ impl<W: Waiter> Queues<W> {
 
     /// The entry that gets the permit of `key` if it is free. Requests for several keys that come before it and miss
     /// another key move on.
-    pub(super) fn candidate(&mut self, key: &Key, clock: Clock) -> Option<Candidate> {
+    pub(super) fn candidate(&mut self, key: &Key) -> Option<Candidate> {
         loop {
             let queue = self.by_key.get_mut(key)?;
             let entry = queue.head()?;
@@ -338,7 +333,7 @@ impl<W: Waiter> Queues<W> {
             let keys = wait.keys.clone();
             match self.missing(id, &keys, Some(key)) {
                 None => return Some(Candidate::Permits(id)),
-                Some(at) => self.move_on(id, key, &keys[at], clock.now())?,
+                Some(at) => self.move_on(id, key, &keys[at], self.clock.now())?,
             }
         }
     }

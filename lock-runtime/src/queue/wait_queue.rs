@@ -55,12 +55,13 @@ pub(super) struct Queues<W> {
     pub(super) last_failure: Option<BackendError>,
     pub(super) last_id: u64,
     pub(super) closed: bool,
+    pub(super) clock: Clock,
 }
 
-impl<W> Default for Queues<W> {
-    fn default() -> Self {
+impl<W> Queues<W> {
+    fn new(clock: Clock) -> Self {
         let (by_key, positions) = (HashMap::default(), HashMap::default());
-        Self { by_key, positions, last_failure: None, last_id: 0, closed: false }
+        Self { by_key, positions, last_failure: None, last_id: 0, closed: false, clock }
     }
 }
 
@@ -112,7 +113,7 @@ pub(crate) struct HeadInfo {
 impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn new(max_waiters: usize, clock: Clock) -> Self {
         Self {
-            queues: Mutex::default(),
+            queues: Mutex::new(Queues::new(clock)),
             clock,
             deadlines: TimerQueue::default(),
             lingers: Arc::default(),
@@ -175,7 +176,7 @@ impl<W: Waiter> WaitQueues<W> {
             return;
         }
         let (id, deadline) = (entry.id, entry.deadline);
-        queues.queue_of_permit(key, self.clock).add(entry);
+        queues.queue_of_permit(key).add(entry);
         self.insert_deadline(key, id, deadline);
     }
 
@@ -207,7 +208,7 @@ impl<W: Waiter> WaitQueues<W> {
                 }
             }
         }
-        let after = queues.settle(keys, self.clock);
+        let after = queues.settle(keys);
         #[cfg(test)]
         queues.check();
         after
@@ -224,7 +225,7 @@ impl<W: Waiter> WaitQueues<W> {
                 if let WaitFor::Permits(wait) = &entry.wait_for {
                     queues.positions.remove(&id);
                     queues.unreserve(id, &wait.keys, None);
-                    after.extend(queues.settle(&wait.keys, self.clock));
+                    after.extend(queues.settle(&wait.keys));
                 }
                 rejected.push((entry, error.clone()));
             }
@@ -240,7 +241,7 @@ impl<W: Waiter> WaitQueues<W> {
     /// The first waiter for the lock, if its turn has come. Counts a request for it.
     pub(crate) fn begin_request(&self, key: &Key) -> Option<HeadInfo> {
         let mut queues = self.lock();
-        let id = queues.lock_candidate(key, self.clock)?;
+        let id = queues.lock_candidate(key)?;
         let queue = queues.by_key.get_mut(key)?;
         let successors = queue.expected_successors();
         let entry = queue.entry_mut(id)?;
@@ -251,7 +252,7 @@ impl<W: Waiter> WaitQueues<W> {
 
     /// Whether a waiter for the lock is next.
     pub(crate) fn has_waiter(&self, key: &Key) -> bool {
-        self.lock().lock_candidate(key, self.clock).is_some()
+        self.lock().lock_candidate(key).is_some()
     }
 
     /// Removes the waiter `id`; if it is gone, the first waiter for the lock that `fits`.
@@ -266,7 +267,7 @@ impl<W: Waiter> WaitQueues<W> {
         let id = if is_here {
             id
         } else {
-            let first = queues.lock_candidate(key, self.clock)?;
+            let first = queues.lock_candidate(key)?;
             let waiter = queues.by_key.get(key)?.lock_head()?;
             if !fits(waiter.spec()) {
                 return None;
@@ -292,7 +293,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let mut queue = queues.by_key.get_mut(key)?;
         if queue.lock_head().is_none() {
-            queues.lock_candidate(key, self.clock)?;
+            queues.lock_candidate(key)?;
             queue = queues.by_key.get_mut(key)?;
         }
         let waiter = queue.lock_head()?;
@@ -323,7 +324,7 @@ impl<W: Waiter> WaitQueues<W> {
     /// The queue sends its requests under `owner` from now on. Returns the signal to send one.
     pub(crate) fn set_owner(&self, key: &Key, owner: Owner) -> Arc<Notify> {
         let mut queues = self.lock();
-        let queue = queues.queue_of_permit(key, self.clock);
+        let queue = queues.queue_of_permit(key);
         queue.contention = Contention::None;
         queue.set_owner(owner)
     }
@@ -347,7 +348,7 @@ impl<W: Waiter> WaitQueues<W> {
         if queue.has_no_waiters() {
             return AfterRelease::NoWaiter;
         }
-        match queues.first_for_lock(key, self.clock) {
+        match queues.first_for_lock(key) {
             Some(spec) => AfterRelease::Successor(spec),
             None => AfterRelease::NoWaiter,
         }
@@ -399,7 +400,7 @@ impl<W: Waiter> WaitQueues<W> {
             };
             let Some(entry) = entry else { continue };
             if let WaitFor::Permits(wait) = &entry.wait_for {
-                after.extend(queues.settle(&wait.keys, self.clock));
+                after.extend(queues.settle(&wait.keys));
             }
             let error = queues.wait_error(key, entry.end(), now);
             rejected.push((entry, error));
@@ -502,13 +503,13 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// Rejects waiters whose deadline has passed. Runs on the driver for the life of the pool.
-    pub(crate) async fn expire(self: Arc<Self>, clock: Clock) {
+    pub(crate) async fn expire(self: Arc<Self>) {
         loop {
-            self.deadlines.due(clock).await;
-            for (key, id) in self.deadlines.take_until(clock.now()) {
+            self.deadlines.due(self.clock).await;
+            for (key, id) in self.deadlines.take_until(self.clock.now()) {
                 let mut queues = self.lock();
                 let Some(entry) = queues.remove(&key, id) else { continue };
-                let error = queues.wait_error(&key, entry.wait_for.wait(), clock.now());
+                let error = queues.wait_error(&key, entry.wait_for.wait(), self.clock.now());
                 drop(queues);
                 entry.wait_for.reject(error);
             }
@@ -555,8 +556,8 @@ impl<W: Waiter> Queues<W> {
     }
 
     /// The queue of `key`, whose permit the caller has.
-    fn queue_of_permit(&mut self, key: &Key, clock: Clock) -> &mut KeyQueue<W> {
-        self.by_key.entry(key.clone()).or_insert_with(|| KeyQueue::taken(clock.now()))
+    fn queue_of_permit(&mut self, key: &Key) -> &mut KeyQueue<W> {
+        self.by_key.entry(key.clone()).or_insert_with(|| KeyQueue::taken(self.clock.now()))
     }
 
     pub(super) fn remove(&mut self, key: &Key, id: u64) -> Option<QueueEntry<W>> {
@@ -571,15 +572,15 @@ impl<W: Waiter> Queues<W> {
     }
 
     /// The entry that gets the permit of `key` next, if it waits for the lock.
-    fn lock_candidate(&mut self, key: &Key, clock: Clock) -> Option<u64> {
-        match self.candidate(key, clock)? {
+    fn lock_candidate(&mut self, key: &Key) -> Option<u64> {
+        match self.candidate(key)? {
             Candidate::Lock(id) => Some(id),
             Candidate::Permits(_) => None,
         }
     }
 
-    fn first_for_lock(&mut self, key: &Key, clock: Clock) -> Option<Arc<LockSpec>> {
-        self.lock_candidate(key, clock)?;
+    fn first_for_lock(&mut self, key: &Key) -> Option<Arc<LockSpec>> {
+        self.lock_candidate(key)?;
         self.by_key.get(key)?.lock_head().map(|waiter| waiter.spec().clone())
     }
 
@@ -590,28 +591,28 @@ impl<W: Waiter> Queues<W> {
     }
 
     /// Gives the free permits of `keys` to the entries that wait for them.
-    pub(super) fn settle(&mut self, keys: &[Key], clock: Clock) -> Vec<AfterPass> {
+    pub(super) fn settle(&mut self, keys: &[Key]) -> Vec<AfterPass> {
         let first = |key: &Key| {
             let first = self.by_key.get(key).and_then(|queue| queue.entries().next());
             first.map_or(u64::MAX, |entry| entry.id)
         };
         let mut order: Vec<_> = keys.iter().map(|key| (first(key), key)).collect();
         order.sort_unstable_by_key(|(rank, _)| *rank);
-        order.into_iter().filter_map(|(_, key)| self.settle_one(key, clock)).collect()
+        order.into_iter().filter_map(|(_, key)| self.settle_one(key)).collect()
     }
 
-    fn settle_one(&mut self, key: &Key, clock: Clock) -> Option<AfterPass> {
+    fn settle_one(&mut self, key: &Key) -> Option<AfterPass> {
         if self.by_key.get(key)?.permit != PermitState::Free {
             return None;
         }
-        let Some(candidate) = self.candidate(key, clock) else {
+        let Some(candidate) = self.candidate(key) else {
             self.remove_if_vacant(key);
             return None;
         };
         let queue = self.by_key.get_mut(key)?;
         match candidate {
             Candidate::Lock(id) => {
-                queue.permit = PermitState::Out(clock.now());
+                queue.permit = PermitState::Out(self.clock.now());
                 match &queue.entry(id)?.wait_for {
                     WaitFor::Lock(waiter) => {
                         Some(AfterPass::Queue(waiter.spec().store_keys.clone()))
@@ -619,7 +620,7 @@ impl<W: Waiter> Queues<W> {
                     WaitFor::Permits(_) => None,
                 }
             }
-            Candidate::Permits(id) => self.take_for_waiter(key, id, clock),
+            Candidate::Permits(id) => self.take_for_waiter(key, id),
         }
     }
 }

@@ -4,13 +4,11 @@ use std::fmt;
 #[cfg(feature = "axum")]
 use std::fmt::Display;
 use std::future::Future;
-use std::panic::Location;
 use std::pin::Pin;
 #[cfg(feature = "axum")]
 use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
@@ -20,7 +18,6 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::api::locked_future::block;
-use crate::api::pool::LockPool;
 use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
 #[cfg(feature = "axum")]
@@ -28,14 +25,13 @@ use crate::base::error::ErrorKind;
 use crate::base::error::LockError;
 use crate::base::fence::Fence;
 use crate::base::key::Key;
-use crate::base::options::Wait;
 use crate::base::problem::Problem;
 use crate::web::body_lock::BodyLock;
 use crate::web::locked_body::LockedBody;
 #[cfg(feature = "axum")]
 use crate::web::path_template::PathTemplate;
 use crate::web::response::problem;
-use crate::web::route_lock::RouteLock;
+use crate::web::route_lock::{RouteLock, route_settings};
 
 /// A `tower` layer: the service behind it serves a request only while the lock of that request is held. The response for
 /// a lock that is not acquired, or lost, is that of its [`Problem`]. When a client disconnects, the service's future is
@@ -129,44 +125,7 @@ impl LockLayer {
         Self { route: Arc::default(), key, name: None, until_body_end: false }
     }
 
-    /// The name of the lock in events, spans, metrics and errors, like
-    /// [`LockRequest::template`](crate::LockRequest::template). Defaults to the template of [`for_path`](Self::for_path); a
-    /// computed key has none, and is `unnamed`.
-    #[track_caller]
-    pub fn template(self, template: &'static str) -> Self {
-        Self { name: Some(LockLabel::Template(template, Location::caller())), ..self }
-    }
-
-    /// Uses the pool that is installed under `name`. Defaults to `"default"`.
-    pub fn pool_named(self, name: &str) -> Self {
-        self.with(|route| route.set_pool_named(name))
-    }
-
-    /// Uses `pool`.
-    pub fn pool(self, pool: &LockPool) -> Self {
-        self.with(|route| route.set_pool(pool))
-    }
-
-    /// How long the grant lasts without a renewal. Defaults to the pool's.
-    pub fn ttl(self, ttl: Duration) -> Self {
-        self.with(|route| route.set_ttl(ttl))
-    }
-
-    /// How long a request waits for the lock. Defaults to the pool's.
-    pub fn wait(self, wait: impl Into<Wait>) -> Self {
-        self.with(|route| route.set_wait(wait.into()))
-    }
-
-    /// Ends the hold after this time. Defaults to no limit.
-    pub fn max_hold(self, max_hold: Duration) -> Self {
-        self.with(|route| route.set_max_hold(max_hold))
-    }
-
-    /// Whether the request gets a [`Fence`](crate::Fence). Defaults to `true`. Without one it has none, even if it has passed
-    /// another lock before.
-    pub fn fencing(self, fencing: bool) -> Self {
-        self.with(|route| route.set_fencing(fencing))
-    }
+    route_settings!();
 
     /// Holds the lock until the response body has ended, not only until the handler has returned. For bodies that are
     /// streams. A stream ends with an error if its lock is lost.
@@ -180,11 +139,6 @@ impl LockLayer {
     /// a [`wait`](Self::wait).
     pub fn until_body_end(self) -> Self {
         Self { until_body_end: true, ..self }
-    }
-
-    fn with(mut self, set: impl FnOnce(&mut RouteLock)) -> Self {
-        set(Arc::make_mut(&mut self.route));
-        self
     }
 
     /// The key of a request.

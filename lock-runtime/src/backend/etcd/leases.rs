@@ -20,6 +20,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::backend::coordination::lifetime_classes::class_of;
 use crate::backend::etcd::key_names::KeyNames;
 use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::protocol::key_value::KeyValue;
@@ -243,7 +244,7 @@ impl Leases {
     /// How long a lease has to be so that its keys stay for `kept_for`. The margin makes a sign of life for each request
     /// unnecessary.
     pub(crate) fn length_for(kept_for: Duration) -> Duration {
-        class_of(kept_for.saturating_add((kept_for / 10).min(LONGEST_MARGIN)))
+        class_of(&CLASSES, kept_for.saturating_add((kept_for / 10).min(LONGEST_MARGIN)))
     }
 
     /// A lease with keys that stay for `kept_for` after a sign of life.
@@ -520,15 +521,6 @@ fn random_id() -> Result<i64, BackendError> {
         BackendError::new(FailureKind::NotApplied, message)
     })?;
     Ok((number >> 1).max(1).cast_signed())
-}
-
-fn class_of(needed: Duration) -> Duration {
-    let classes = CLASSES.iter().map(|seconds| Duration::from_secs(*seconds));
-    let longer = || {
-        let seconds = needed.as_secs().saturating_add(1).checked_next_power_of_two();
-        Duration::from_secs(seconds.unwrap_or(u64::MAX))
-    };
-    classes.into_iter().find(|class| *class >= needed).unwrap_or_else(longer)
 }
 
 #[cfg(test)]

@@ -11,11 +11,11 @@ use crate::backend::mysql::server_error::is_lock_timeout;
 use crate::backend::mysql::session::Fields;
 use crate::backend::sql::claim_queue::ClaimQueue;
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
+use crate::backend::sql::queued::queued;
 use crate::backend::sql::stored_info::stored_info;
-use crate::backend::sql::tables::{InfoColumn, PINNED_RECHECK, Pins, micros};
+use crate::backend::sql::tables::{InfoColumn, Pins, duration, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
 use crate::base::fence::Fence;
-use crate::base::jitter;
 use crate::base::key::Key;
 
 /// How many requests for free keys one statement serves.
@@ -23,9 +23,6 @@ const ACQUIRED_TOGETHER: usize = 1_024;
 
 /// How many owners one transaction queues. Their rows are locked until its flush.
 const QUEUED_TOGETHER: usize = 32;
-
-/// The server rounds times to microseconds, and a timer rounds them to milliseconds.
-const ROUNDING: Duration = Duration::from_millis(1);
 
 /// The row of a lease, as an answer has it.
 struct LeaseRow {
@@ -148,7 +145,7 @@ impl MysqlBatch<'_> {
                     let rank = self.state.watch_list().rank(key, request.owner, self.now());
                     match rank {
                         Some(rank) if request.enqueue => {
-                            answer(reply, Ok(queued_outcome(expires_in, rank)));
+                            answer(reply, Ok(queued(expires_in, rank, recheck_interval(rank))));
                         }
                         None if request.enqueue => refused.push((request, reply)),
                         _ => answer(reply, Ok(AcquireOutcome::contended(expires_in))),
@@ -209,7 +206,10 @@ impl MysqlBatch<'_> {
                 ("key", Literal::Bytes(request.keys[0].as_str().as_bytes())),
                 ("owner", Literal::Bytes(request.owner.as_bytes())),
                 ("kept", Literal::Number(micros(request.kept_for()))),
-                ("further", Literal::Number(i64::from(further(request, self.statements().pins)))),
+                (
+                    "further",
+                    Literal::Number(i64::from(self.statements().pins.further_fences(request))),
+                ),
                 ("channel", Literal::Bytes(self.channel.as_bytes())),
                 ("info", Literal::Bytes(&info)),
                 ("queues", Literal::Number(i64::from(request.enqueue))),
@@ -241,7 +241,7 @@ impl MysqlBatch<'_> {
             let rank = row.number(4).unwrap_or_default();
             self.state.watch_list().queued(&request.keys[0], request.owner, rank, self.now());
             self.state.watched.notify_one();
-            answer(reply, Ok(queued_outcome(expires_in, rank)));
+            answer(reply, Ok(queued(expires_in, rank, recheck_interval(rank))));
         }
         Vec::new()
     }
@@ -267,7 +267,7 @@ impl MysqlBatch<'_> {
         }
         let fence = request.fencing.then(|| Fence::new(fence.unsigned_abs()));
         let granted = AcquireOutcome::acquired(fence)
-            .with_reserved_fences(further(request, self.statements().pins));
+            .with_reserved_fences(self.statements().pins.further_fences(request));
         // Without a channel this process does not learn of owners that queue later.
         let is_told = contended || !self.channel.is_empty();
         (if is_told { granted.with_contended(contended) } else { granted }, was_queued)
@@ -306,7 +306,7 @@ impl MysqlBatch<'_> {
             ("owner", Literal::Bytes(request.owner.as_bytes())),
             ("count", Literal::Number(i64::try_from(request.keys.len()).unwrap_or(i64::MAX))),
             ("kept", Literal::Number(micros(request.kept_for()))),
-            ("further", Literal::Number(i64::from(further(request, self.statements().pins)))),
+            ("further", Literal::Number(i64::from(self.statements().pins.further_fences(request)))),
             ("channel", Literal::Bytes(self.channel.as_bytes())),
             ("info", Literal::Bytes(&info)),
         ];
@@ -341,7 +341,7 @@ impl MysqlBatch<'_> {
         rows.push(',');
         push_bytes(rows, &[request.owner.as_bytes()]);
         let (kept, further) =
-            (micros(request.kept_for()), further(request, self.statements().pins));
+            (micros(request.kept_for()), self.statements().pins.further_fences(request));
         let _ = write!(rows, ",@now+{kept},@now,@now+{further},");
         push_bytes(rows, &[self.channel.as_bytes()]);
         if self.statements().info == InfoColumn::Named {
@@ -352,28 +352,7 @@ impl MysqlBatch<'_> {
     }
 }
 
-/// The outcome for an owner in the queue.
-fn queued_outcome(expires_in: Option<Duration>, rank: i64) -> AcquireOutcome {
-    let recheck = jitter::below(recheck_interval(rank));
-    let retry_after = match expires_in {
-        Some(expires_in) if rank == 0 => recheck.min(expires_in + ROUNDING),
-        // No owner holds the key: a transaction of a former owner may have pinned it.
-        None if rank == 0 => jitter::below(PINNED_RECHECK),
-        _ => recheck,
-    };
-    AcquireOutcome::contended_until(expires_in, WaitMode::Queued { retry_after })
-}
-
 /// How long a queued owner waits for a look to find its turn before it requests the key again.
 pub(super) fn recheck_interval(rank: i64) -> Duration {
     Duration::from_millis(if rank < 3 { 500 } else { 1_000 })
-}
-
-/// How many fences to reserve after that of the grant. None with pins: the fence of the holder is that of the row.
-fn further(request: &AcquireRequest, pins: Pins) -> u32 {
-    if request.fencing && pins == Pins::Off { request.extra_fences } else { 0 }
-}
-
-fn duration(micros: i64) -> Duration {
-    Duration::from_micros(u64::try_from(micros).unwrap_or_default())
 }

@@ -7,8 +7,9 @@ use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION};
 use crate::backend::mysql::script::{ByteList, Literal};
 use crate::backend::sql::job::{Releases, answer, fail_all};
+use crate::backend::sql::queued::successor;
 use crate::backend::sql::tables::micros;
-use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
+use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest};
 use crate::base::jitter;
 use crate::base::key::Key;
 
@@ -196,10 +197,4 @@ impl MysqlBatch<'_> {
         fail_all(partial, &error.clone().after_a_part());
         self.others(untouched, |request| &request.lease.keys, error).await
     }
-}
-
-/// The next owner of the process. `None` for several keys, and after a barging window.
-fn successor(request: &ReleaseRequest) -> Option<&Successor> {
-    let is_single = request.lease.keys.len() == 1 && request.barging_window.is_zero();
-    request.successor.as_ref().filter(|_| is_single)
 }

@@ -3,6 +3,7 @@
 use mysql_async::{DriverError, Error, ServerError};
 
 use crate::backend::mysql::schema;
+use crate::backend::sql::error_text::root;
 use crate::backend::{BackendError, FailureKind};
 
 /// The failure for `error`, the answer to statements that were sent.
@@ -199,15 +200,6 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
         }
         _ => (Rejected, "refuses the statement", "see the server's log for the statement"),
     }
-}
-
-/// The last cause, which names what happened.
-fn root(error: &Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 #[cfg(test)]

@@ -11,11 +11,11 @@ use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::server_error::is_lock_timeout;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
+use crate::backend::sql::queued::queued;
 use crate::backend::sql::stored_info::stored_info;
-use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
+use crate::backend::sql::tables::{duration, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::fence::Fence;
-use crate::base::jitter;
 use crate::base::key::Key;
 
 /// The columns of an answer, in the order of the statements.
@@ -112,20 +112,13 @@ impl Batch<'_> {
         let Some(rank) = answer.rank.filter(|_| request.enqueue) else {
             return AcquireOutcome::contended(answer.expires_in);
         };
-        let recheck = jitter::below(self.recheck_interval(rank));
-        let retry_after = match answer.expires_in {
-            Some(expires_in) if rank == 0 => recheck.min(expires_in + ROUNDING),
-            // No owner holds the key: a transaction of a former owner may have pinned it.
-            None if rank == 0 => jitter::below(PINNED_RECHECK),
-            _ => recheck,
-        };
-        AcquireOutcome::contended_until(answer.expires_in, WaitMode::Queued { retry_after })
+        queued(answer.expires_in, rank, self.recheck_interval(rank))
     }
 
     fn granted(&self, request: &AcquireRequest, fence: i64, contended: bool) -> AcquireOutcome {
         let fence = request.fencing.then_some(fence).and_then(|fence| Fence::try_from(fence).ok());
         let granted = AcquireOutcome::acquired(fence)
-            .with_reserved_fences(further(request, self.statements.pins));
+            .with_reserved_fences(self.statements.pins.further_fences(request));
         // Without a channel this process does not learn of owners that queue later.
         if contended || self.is_notified() { granted.with_contended(contended) } else { granted }
     }
@@ -166,7 +159,7 @@ impl Batch<'_> {
     async fn acquire_all(&self, request: &AcquireRequest) -> Result<AcquireOutcome, BackendError> {
         let keys = texts(&request.keys);
         let (owner, kept) = (request.owner.as_bytes(), micros(request.kept_for()));
-        let further = i64::from(further(request, self.statements.pins));
+        let further = i64::from(self.statements.pins.further_fences(request));
         let info = self.info(request);
         let parameters: Parameters<'_> = vec![
             (&keys, Type::BYTEA_ARRAY),
@@ -193,9 +186,6 @@ impl Batch<'_> {
     }
 }
 
-/// The server rounds times to microseconds, and a timer rounds them to milliseconds.
-const ROUNDING: Duration = Duration::from_millis(1);
-
 /// The requests as arrays, one element for each.
 struct AcquireColumns<'a> {
     keys: Vec<&'a [u8]>,
@@ -213,7 +203,7 @@ impl<'a> AcquireColumns<'a> {
             keys: requests().map(|request| request.keys[0].as_str().as_bytes()).collect(),
             owners: requests().map(|request| request.owner.as_bytes()).collect(),
             kept: requests().map(|request| micros(request.kept_for())).collect(),
-            further: requests().map(|request| i64::from(further(request, pins))).collect(),
+            further: requests().map(|request| i64::from(pins.further_fences(request))).collect(),
             infos: requests().map(|request| batch.info(request)).collect(),
         }
     }
@@ -246,15 +236,6 @@ fn keys_of(request: &AcquireRequest) -> &[Key] {
     &request.keys
 }
 
-/// How many fences to reserve after that of the grant. None with pins: the fence of the holder is that of the row.
-fn further(request: &AcquireRequest, pins: Pins) -> u32 {
-    if request.fencing && pins == Pins::Off { request.extra_fences } else { 0 }
-}
-
 pub(super) fn texts(keys: &[Key]) -> Vec<&[u8]> {
     keys.iter().map(|key| key.as_str().as_bytes()).collect()
-}
-
-fn duration(micros: i64) -> Duration {
-    Duration::from_micros(u64::try_from(micros).unwrap_or_default())
 }

@@ -9,8 +9,9 @@ use crate::backend::postgres::blocked_requests::Parts;
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{PendingRequest, Releases, answer, fail_all};
+use crate::backend::sql::queued::successor;
 use crate::backend::sql::tables::micros;
-use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
+use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest};
 use crate::base::jitter;
 use crate::base::key::Key;
 
@@ -145,12 +146,6 @@ fn keys_of(request: &ReleaseRequest) -> &[Key] {
 
 fn owned(key: &Key, request: &ReleaseRequest) -> OwnedKey {
     (key.as_str().as_bytes().to_vec(), request.lease.owner.as_bytes().to_vec())
-}
-
-/// The next owner of the process. `None` for several keys, and after a barging window.
-fn successor(request: &ReleaseRequest) -> Option<&Successor> {
-    let is_single = request.lease.keys.len() == 1 && request.barging_window.is_zero();
-    request.successor.as_ref().filter(|_| is_single)
 }
 
 /// The releases as arrays, one element for each key.

@@ -4,6 +4,7 @@ use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::backend::postgres::schema;
+use crate::backend::sql::error_text::root;
 use crate::backend::{BackendError, FailureKind};
 
 /// The failure for `error`, the answer to a statement that was sent.
@@ -149,13 +150,4 @@ fn refusal(answer: &DbError) -> (FailureKind, &'static str, &'static str) {
         return (MaybeApplied, "has ended the connection", "it is reopened automatically");
     }
     (Rejected, "refuses the statement", "see the server's log for the statement")
-}
-
-/// The last cause, which names what happened.
-fn root(error: &Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

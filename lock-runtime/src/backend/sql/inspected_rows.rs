@@ -1,8 +1,7 @@
 //! The rows of a key and its wait queue.
 
-use std::time::Duration;
-
 use crate::backend::sql::stored_info::info_of;
+use crate::backend::sql::tables::duration;
 use crate::backend::{Inspection, LockHolder, Owner, WaitingOwner};
 use crate::base::fence::Fence;
 
@@ -24,12 +23,11 @@ impl InspectedRows {
         fence: i64,
         info: Option<&[u8]>,
     ) {
-        let expires_in = Duration::from_micros(u64::try_from(expires_in).unwrap_or_default());
         let owner = Owner::from_bytes(owner);
         let tag = owner.map(|owner| owner.tag());
         let info = tag.zip(info).and_then(|(tag, info)| info_of(tag, info));
         let holder = LockHolder::new(tag).with_token(owner).with_info(info);
-        let holder = holder.with_expiry(Some(expires_in));
+        let holder = holder.with_expiry(Some(duration(expires_in)));
         self.holder = Some(holder.with_fence(Fence::try_from(fence).ok()));
     }
 

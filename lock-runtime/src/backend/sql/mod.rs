@@ -3,12 +3,14 @@
 
 pub(crate) mod claim_queue;
 pub(crate) mod encryption;
+pub(crate) mod error_text;
 pub(crate) mod inspected_rows;
 pub(crate) mod job;
 pub(crate) mod listed_keys;
 pub(crate) mod locked_rows;
 pub(crate) mod pending_jobs;
 pub(crate) mod pin;
+pub(crate) mod queued;
 pub(crate) mod renewal_queue;
 pub(crate) mod sender;
 pub(crate) mod store;

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
+use crate::backend::AcquireRequest;
+
 /// How long rows of free locks stay, unless the URL says otherwise. A row in place makes the next grant cheaper, and its
 /// fence exceeds the former one whatever the server's clock did.
 pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-
-/// The longest time between two requests of an owner at the head of the queue for a key that a transaction has pinned.
-pub(crate) const PINNED_RECHECK: Duration = Duration::from_millis(25);
 
 /// Whether a store keeps the fence of each grant in a table of its own, for pins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +24,11 @@ impl Pins {
             "off" => Some(Self::Off),
             _ => None,
         }
+    }
+
+    /// How many fences to reserve after that of the grant. None with pins: the fence of the holder is that of the row.
+    pub(crate) fn further_fences(self, request: &AcquireRequest) -> u32 {
+        if request.fencing && self == Self::Off { request.extra_fences } else { 0 }
     }
 }
 
@@ -113,6 +117,10 @@ pub(crate) fn is_identifier(name: &str) -> bool {
 
 pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+pub(crate) fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or_default())
 }
 
 #[cfg(test)]

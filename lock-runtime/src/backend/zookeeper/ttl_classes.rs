@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::backend::BackendError;
+use crate::backend::coordination::lifetime_classes::class_of;
 use crate::backend::zookeeper::open_exchange::{LONGEST_SIGN_INTERVAL, longest_silence};
 use crate::backend::zookeeper::server_error::session_too_short;
 use crate::backend::zookeeper::session::{LiveSession, SessionClient, SessionSink};
@@ -84,7 +85,7 @@ impl TtlClasses {
     /// `Rejected` if the servers allow no session that is long enough.
     pub(crate) async fn holding(&self, kept_for: Duration) -> Result<LiveSession, BackendError> {
         let needed = self.timeout_for(kept_for);
-        let class = class_of(needed);
+        let class = class_of(&CLASSES, needed);
         if let Some(client) = self.known(needed, class) {
             return client.opened().await;
         }
@@ -154,15 +155,6 @@ fn margin(request_timeout: Duration) -> Duration {
     silence + LONGEST_TICK / 2 + SLACK
 }
 
-fn class_of(needed: Duration) -> Duration {
-    let classes = CLASSES.iter().map(|seconds| Duration::from_secs(*seconds));
-    let longer = || {
-        let seconds = needed.as_secs().saturating_add(1).checked_next_power_of_two();
-        Duration::from_secs(seconds.unwrap_or(u64::MAX))
-    };
-    classes.into_iter().find(|class| *class >= needed).unwrap_or_else(longer)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,10 +163,10 @@ mod tests {
     fn a_class_exceeds_the_ttl_by_the_margin() {
         let margin = margin(Duration::from_secs(1));
         assert_eq!(margin, Duration::from_secs(3));
-        let class = |millis| class_of(Duration::from_millis(millis) + margin).as_secs();
+        let class = |millis| class_of(&CLASSES, Duration::from_millis(millis) + margin).as_secs();
         assert_eq!([300, 1_000, 1_001, 30_000, 37_000].map(class), [4, 4, 5, 40, 40]);
         let day = Duration::from_secs(24 * 60 * 60);
-        assert!((day..2 * day).contains(&class_of(day + margin)));
+        assert!((day..2 * day).contains(&class_of(&CLASSES, day + margin)));
         assert!(CLASSES.is_sorted());
     }
 }

@@ -5,6 +5,7 @@ use std::task::{Context, Waker};
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::base::clock::Clock;
 use crate::base::error::ErrorKind;
 use crate::queue::wait_queue::Enqueued;
 use crate::queue::wait_queue::tests::TestWaiter;

@@ -499,7 +499,7 @@ async fn a_waiter_is_rejected_at_its_deadline() {
     let waits = [Wait::Forever, Wait::For(second), Wait::For(second * 2), Wait::Forever];
     let ids: Vec<_> = waits.into_iter().enumerate().map(|(n, wait)| enqueue(n, wait).0).collect();
     queues.record_answer(&[KEY], &LastAnswer::Held { expires_in: None });
-    let expiry = tokio::spawn(queues.clone().expire(clock));
+    let expiry = tokio::spawn(queues.clone().expire());
     let kinds = || waiters.each_ref().map(TestWaiter::rejected);
     let pass = async |time| {
         let over = tokio::time::timeout(time, std::future::pending::<()>()).await;
