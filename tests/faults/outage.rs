@@ -278,3 +278,42 @@ async fn a_held_lock_outlives_an_outage() {
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
 }
+
+/// The lock is known to be unused, and not known to be free.
+#[tokio::test]
+async fn a_store_that_dies_before_a_release_is_no_conflict() {
+    let server = RedisServer::start();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    let acquire = async || pool.lock("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+    cycle(&pool, "k").await;
+    let guard = pool.lock("k").acquire().await.unwrap();
+    server.kill();
+    drop(guard);
+    eventually_async(SOON, "the release has failed", async || {
+        acquire().await.kind() == ErrorKind::Backend
+    })
+    .await;
+    for _ in 0..5 {
+        assert_eq!(acquire().await.kind(), ErrorKind::Backend);
+    }
+    server.restart();
+    until_served(&pool).await;
+    eventually_async(SOON, "the key is free", async || {
+        pool.lock("k").wait(Duration::ZERO).acquire().await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_conflict_with_a_release_of_the_same_process_says_so() {
+    let server = RedisServer::start();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    cycle(&pool, "k").await;
+    let guard = pool.lock("k").acquire().await.unwrap();
+    server.pause();
+    drop(guard);
+    let error = pool.lock("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+    server.resume();
+    assert!(error.to_string().contains("this process is still releasing the lock"), "{error}");
+    until_served(&pool).await;
+}

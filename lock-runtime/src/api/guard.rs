@@ -409,7 +409,7 @@ fn lost_error(loss: Loss) -> LockError {
     let (cause, remedy) = match loss {
         Loss::Expired => (
             "the lock was lost: the store did not confirm a renewal before the lease ran out",
-            "check the store and the network to it; a longer ttl rides out longer outages",
+            "check the store, the network to it, and whether the process stood still (stopped, suspended or without processor time); a longer ttl rides out longer pauses",
         ),
         Loss::Taken => (
             "the lock was lost: the store reports that this owner does not hold it",

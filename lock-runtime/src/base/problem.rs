@@ -56,6 +56,9 @@ impl Problem {
     pub fn of(error: &LockError) -> Self {
         const INTERNAL: (u16, &str, &str) =
             (500, "Internal Server Error", "The request could not be completed.");
+        // Another process may serve the client.
+        let is_closed = error.kind() == ErrorKind::PoolClosed && !error.body_started();
+        let elsewhere = is_closed.then_some(Duration::from_secs(1));
         let (status, title, detail) = match (error.kind(), error.progress()) {
             (_, Progress::Unfinished | Progress::Finished) => INTERNAL,
             (ErrorKind::Conflict, _) => {
@@ -76,7 +79,7 @@ impl Problem {
             status,
             title: title.into(),
             detail: detail.into(),
-            retry_after: error.retry_after(),
+            retry_after: error.retry_after().or(elsewhere),
         }
     }
 
@@ -130,13 +133,12 @@ impl fmt::Debug for ProblemMap {
 }
 
 impl LockError {
-    /// When another attempt makes sense: 1 s if nothing ran and the reason passes with time. `None` for all others.
+    /// When another attempt in this process makes sense: 1 s if nothing ran and the reason passes with time. `None` for all
+    /// others: after a shutdown, too, every attempt would fail.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        let passes = matches!(
-            self.kind(),
-            ErrorKind::Conflict | ErrorKind::QueueFull | ErrorKind::Backend | ErrorKind::PoolClosed
-        );
+        let passes =
+            matches!(self.kind(), ErrorKind::Conflict | ErrorKind::QueueFull | ErrorKind::Backend);
         (passes && !self.body_started()).then_some(Duration::from_secs(1))
     }
 }
@@ -176,6 +178,7 @@ mod tests {
         assert_eq!(not_started(ErrorKind::QueueFull), (429, Some(1)));
         assert_eq!(not_started(ErrorKind::Backend), (503, Some(1)));
         assert_eq!(not_started(ErrorKind::PoolClosed), (503, Some(1)));
+        assert_eq!(LockError::pool_closed().retry_after(), None, "in this process");
         assert_eq!(not_started(ErrorKind::InvalidKey), (400, None));
         for kind in [ErrorKind::Config, ErrorKind::PoolNotFound, ErrorKind::WouldDeadlock] {
             assert_eq!(not_started(kind), (500, None), "{kind:?}");

@@ -46,7 +46,13 @@ impl LeaseOwner for PoolCore {
         let release = Outgoing::Release(PendingRelease::new(lease.clone(), reply));
         match mode {
             ReleaseMode::Awaited => self.send_from_caller(release),
-            ReleaseMode::Background => self.send_unawaited(release),
+            ReleaseMode::Background => {
+                // The driver is not that quick: a call for the same key may follow immediately.
+                if let Some(key) = lease.spec.single_key().filter(|_| lease.has_permit()) {
+                    self.queue.mark_releasing(key);
+                }
+                self.send_unawaited(release);
+            }
         }
         Some(Releasing::InFlight(answer))
     }

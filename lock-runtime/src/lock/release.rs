@@ -22,6 +22,7 @@ use crate::lock::core::PoolCore;
 use crate::lock::outgoing::PendingRelease;
 use crate::lock::undo::{release_once, release_within, silence, spawn_undo, undo};
 use crate::lock::undo_queue::Leftover;
+use crate::queue::last_answer::LastAnswer;
 use crate::queue::wait_queue::AfterRelease;
 
 /// Releases all of `batch` with one request. A release that fails continues alone. `in_flight` is dropped when it is answered.
@@ -126,6 +127,10 @@ async fn retry(
         }
         let failed = core.failed_releases.report(now);
         events::not_released_yet(pending.lease.origin(), failed, &error);
+        if pending.lease.has_permit() {
+            let answer = LastAnswer::Failed(error.clone());
+            core.queue.record_answer(&pending.lease.spec.store_keys, &answer);
+        }
         if error.kind() == FailureKind::Rejected {
             pending.fail(&error);
         }
@@ -192,7 +197,13 @@ fn on_released(
     report_released(&lease, was_held, is_released);
     let now = || core.clock().now();
     match successor_attempts(request, outcome, may_be_applied, now) {
-        Some((attempts, pause)) => continue_as(core, &lease, attempts, pause),
+        Some((attempts, pause)) => {
+            if lease.has_permit() {
+                let answer = LastAnswer::Held { expires_in: None };
+                core.queue.record_answer(&lease.spec.store_keys, &answer);
+            }
+            continue_as(core, &lease, attempts, pause);
+        }
         None => drop(lease.take_permit()),
     }
     let late_renewals = lease.late_renewals_until().filter(|_| outlives_release(core, request));

@@ -9,7 +9,7 @@ use crate::base::options::Wait;
 use crate::base::policy::Policy;
 
 /// The last answer of the store for a key. A waiter that times out gets `Conflict` if the store reported a holder. It also
-/// gets `Conflict` if a task of this process holds or requests the lock and nothing has failed. Otherwise it gets
+/// gets `Conflict` if a task of this process holds, requests or releases the lock and nothing has failed. Otherwise it gets
 /// `Backend`.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum LastAnswer {
@@ -17,6 +17,8 @@ pub(crate) enum LastAnswer {
     None,
     /// A request was sent at this moment, and no answer has arrived.
     Pending(Instant),
+    /// This process releases the lock, and no answer has arrived.
+    Releasing,
     /// Another owner holds the lock.
     Held {
         expires_in: Option<Duration>,
@@ -62,29 +64,31 @@ impl LastAnswer {
         /// An answer that takes less time is not a failure.
         const USUAL: Duration = Duration::from_millis(250);
         match self {
-            Self::Pending(since) if now.since(*since) >= USUAL => {
-                let silent_for = now.since(*since);
-                let message = format!(
-                    "the store has not answered a request that was sent {silent_for:?} ago"
-                );
-                LockError::backend(
-                    BackendError::new(FailureKind::MaybeApplied, message)
-                        .remedy("check that the store is up and reachable"),
-                )
-            }
-            Self::None | Self::Pending(_) => match last_failure {
-                Some(last_failure) => LockError::backend(last_failure.clone()),
-                None => conflict(end.into(), None),
+            Self::Pending(since) if now.since(*since) >= USUAL => unanswered(now.since(*since)),
+            Self::None | Self::Pending(_) | Self::Releasing => match (last_failure, self) {
+                (Some(last_failure), _) => LockError::backend(last_failure.clone()),
+                (None, Self::Releasing) => conflict(RELEASING, end.into(), None),
+                (None, _) => conflict(ANOTHER, end.into(), None),
             },
-            Self::Held { expires_in } => conflict(end.into(), *expires_in),
+            Self::Held { expires_in } => conflict(ANOTHER, end.into(), *expires_in),
             Self::Failed(error) => LockError::backend(error.clone()),
         }
     }
 }
 
+const ANOTHER: &str = "the lock is held by another owner";
+const RELEASING: &str = "this process is still releasing the lock";
+
 #[cold]
-fn conflict(end: WaitEnd, expires_in: Option<Duration>) -> LockError {
-    let mut cause = "the lock is held by another owner".to_owned();
+fn unanswered(silent_for: Duration) -> LockError {
+    let message = format!("the store has not answered a request that was sent {silent_for:?} ago");
+    let remedy = "check that the store is up and reachable";
+    LockError::backend(BackendError::new(FailureKind::MaybeApplied, message).remedy(remedy))
+}
+
+#[cold]
+fn conflict(holder: &str, end: WaitEnd, expires_in: Option<Duration>) -> LockError {
+    let mut cause = holder.to_owned();
     let remedy = match end {
         WaitEnd::Wait(wait) => {
             if let Wait::For(wait) = wait

@@ -329,6 +329,13 @@ impl<W: Waiter> WaitQueues<W> {
         queue.set_owner(owner)
     }
 
+    /// A lease of this process, with the permit of `key`, is going to be released.
+    pub(crate) fn mark_releasing(&self, key: &Key) {
+        if let Some(queue) = self.lock().by_key.get_mut(key) {
+            queue.last_answer = LastAnswer::Releasing;
+        }
+    }
+
     /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging
     /// window begins. The next grant is expected to have `expected_holders`; without waiters the closure is not called.
     pub(crate) fn plan_release(
@@ -340,6 +347,7 @@ impl<W: Waiter> WaitQueues<W> {
     ) -> AfterRelease {
         let mut queues = self.lock();
         let Some(queue) = queues.by_key.get_mut(key) else { return AfterRelease::NoWaiter };
+        queue.last_answer = LastAnswer::Releasing;
         queue.note_expected_holders(expected_holders);
         if queue.is_barging_due(barging_interval, now) {
             queue.held_since = Some(now);
@@ -363,7 +371,10 @@ impl<W: Waiter> WaitQueues<W> {
             LastAnswer::Failed(error) if error.kind() != FailureKind::Rejected => {
                 queues.last_failure = Some(error.clone());
             }
-            LastAnswer::None | LastAnswer::Pending(_) | LastAnswer::Failed(_) => {}
+            LastAnswer::None
+            | LastAnswer::Pending(_)
+            | LastAnswer::Releasing
+            | LastAnswer::Failed(_) => {}
         }
         for key in keys {
             if let Some(queue) = queues.by_key.get_mut(key) {
@@ -612,7 +623,11 @@ impl<W: Waiter> Queues<W> {
         let queue = self.by_key.get_mut(key)?;
         match candidate {
             Candidate::Lock(id) => {
-                queue.permit = PermitState::Out(self.clock.now());
+                let now = self.clock.now();
+                queue.permit = PermitState::Out(now);
+                if let LastAnswer::Releasing = queue.last_answer {
+                    queue.last_answer = LastAnswer::Pending(now);
+                }
                 match &queue.entry(id)?.wait_for {
                     WaitFor::Lock(waiter) => {
                         Some(AfterPass::Queue(waiter.spec().store_keys.clone()))

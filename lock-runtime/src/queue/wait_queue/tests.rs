@@ -457,6 +457,33 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
 }
 
 #[test]
+fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
+    let queues = with_permit_out(10);
+    let error = || queues.wait_error(&KEY, Wait::For(Duration::ZERO), Clock::Boot.now());
+    let expect = |kind, text: &str| {
+        let error = error();
+        assert_eq!(error.kind(), kind);
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    let plan = || queues.plan_release(&KEY, None, Clock::Boot.now(), ExpectedHolders::default);
+    for mark in [&|| queues.mark_releasing(&KEY), &|| drop(plan())] as [&dyn Fn(); 2] {
+        queues.set_holder(&[KEY], holder(), Contention::None);
+        expect(ErrorKind::Conflict, "another owner");
+        mark();
+        expect(ErrorKind::Conflict, "this process is still releasing the lock");
+        let down = BackendError::new(FailureKind::MaybeApplied, "planned");
+        queues.record_answer(&[KEY], &LastAnswer::Failed(down));
+        expect(ErrorKind::Backend, "planned");
+    }
+    // The next waiter sends a request when the release has passed the permit on.
+    enqueued(&queues, &TestWaiter::new("k", false));
+    queues.mark_releasing(&KEY);
+    assert!(matches!(queues.pass(&[KEY])[..], [AfterPass::Queue(_)]));
+    queues.clear_failure();
+    expect(ErrorKind::Conflict, "another owner");
+}
+
+#[test]
 fn a_holder_stays_known_when_the_queues_close() {
     let queues = with_permit_out(10);
     let holder = holder();

@@ -296,6 +296,9 @@ impl Connection {
         if answer.as_ref().map_or_else(|error| !server_error::is_hang_up(error), is_served) {
             self.state.served.store(sent.at.as_nanos(), Ordering::Relaxed);
         }
+        if answer.as_ref().is_err_and(server_error::is_hang_up) && sent.io.was_silent() {
+            return Err(end_reason::unanswered(&self.server()));
+        }
         Ok(answer)
     }
 
@@ -416,7 +419,7 @@ impl ConnectionState {
 
     /// Ends the connection `io` if it is silent.
     fn end_if_silent(&self, io: &LinkIo) -> bool {
-        let is_silent = io.is_silent(self.clock.now());
+        let is_silent = io.check_silence(self.clock.now());
         if is_silent {
             // The driver's connection ends with a reason, which `stop` on its own would not give.
             drop(self.give_up_if_silent(self.link.lock()));
@@ -431,7 +434,7 @@ impl ConnectionState {
         link: MutexGuard<'a, LinkState>,
     ) -> MutexGuard<'a, LinkState> {
         match &*link {
-            LinkState::Up(Link { io, .. }) if io.is_silent(self.clock.now()) => {
+            LinkState::Up(Link { io, .. }) if io.check_silence(self.clock.now()) => {
                 self.give_up(link, end_reason::silent(&self.server()))
             }
             _ => link,

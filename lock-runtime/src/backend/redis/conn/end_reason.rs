@@ -14,10 +14,20 @@ pub(super) fn lost(server: &str) -> BackendError {
         .remedy("check that the server is up and reachable; the pool reconnects on its own")
 }
 
+/// A request that was in flight when the connection was found silent.
+#[cold]
+pub(super) fn unanswered(server: &str) -> BackendError {
+    no_longer_answers(FailureKind::MaybeApplied, server)
+}
+
 #[cold]
 pub(super) fn silent(server: &str) -> BackendError {
+    no_longer_answers(FailureKind::NotApplied, server)
+}
+
+fn no_longer_answers(kind: FailureKind, server: &str) -> BackendError {
     let message = format!("Redis at {server} no longer answers");
-    BackendError::new(FailureKind::NotApplied, message).remedy(
+    BackendError::new(kind, message).remedy(
         "check that the server is up and reachable; the pool replaces the connection on its own",
     )
 }

@@ -41,6 +41,8 @@ struct UnansweredTracker {
     answered_at: Option<Instant>,
     /// Whether a task waits for the moment at which the connection is silent.
     is_watched: bool,
+    /// Whether it was found silent, which ends it.
+    was_silent: bool,
 }
 
 impl LinkIo {
@@ -82,8 +84,7 @@ impl LinkIo {
     pub(super) fn note_answer(&self, sent: Instant, now: Instant) {
         let mut unanswered = self.unanswered.lock();
         if unanswered.since.is_some_and(|since| since <= sent) {
-            let is_watched = unanswered.is_watched;
-            *unanswered = UnansweredTracker { is_watched, ..UnansweredTracker::default() };
+            (unanswered.since, unanswered.count) = (None, 0);
         }
         unanswered.answered_at = Some(now);
     }
@@ -96,11 +97,18 @@ impl LinkIo {
         unanswered.count += 1;
     }
 
-    /// Whether requests stay unanswered.
-    pub(super) fn is_silent(&self, now: Instant) -> bool {
-        let unanswered = self.unanswered.lock();
-        unanswered.count > MAX_UNANSWERED
-            || unanswered.silent_at(self.request_timeout).is_some_and(|at| at <= now)
+    /// Whether requests stay unanswered. The caller then ends the connection.
+    pub(super) fn check_silence(&self, now: Instant) -> bool {
+        let mut unanswered = self.unanswered.lock();
+        let is_silent = unanswered.count > MAX_UNANSWERED
+            || unanswered.silent_at(self.request_timeout).is_some_and(|at| at <= now);
+        unanswered.was_silent |= is_silent;
+        is_silent
+    }
+
+    /// Whether the connection was ended because it was silent.
+    pub(super) fn was_silent(&self) -> bool {
+        self.unanswered.lock().was_silent
     }
 
     /// Whether the caller has to start a task that waits until the connection is silent.
@@ -154,16 +162,16 @@ mod tests {
         let at = |secs| Instant::ORIGIN + Duration::from_secs(secs);
         link.note_unanswered(at(11));
         link.note_unanswered(at(10));
-        assert!(!link.is_silent(at(12)));
-        assert!(link.is_silent(at(13)));
+        assert!(!link.check_silence(at(12)));
+        assert!(link.check_silence(at(13)));
         // An answer to an earlier request is a sign of life.
         link.note_answer(at(9), at(11));
         assert!(link.begin_watch() && !link.begin_watch());
         assert_eq!(link.watch(at(13)), Some(at(14)));
-        assert!(!link.is_silent(at(13)) && link.is_silent(at(14)));
+        assert!(!link.check_silence(at(13)) && link.check_silence(at(14)));
         link.note_answer(at(12), at(12));
         assert_eq!(link.watch(at(13)), None);
         assert!(link.begin_watch());
-        assert!(!link.is_silent(at(20)), "an answer to a later request covers both");
+        assert!(!link.check_silence(at(20)), "an answer to a later request covers both");
     }
 }
