@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, ShutdownReport, distributed_lock};
 use lock_tests::prelude::*;
-use lock_tests::proxy::{Action, named};
+use lock_tests::proxy::{Action, Direction, named};
 use lock_tests::runtimes::current_thread;
 use lock_tests::{
     FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async, in_own_process,
@@ -172,6 +172,48 @@ async fn no_lock_is_freed_under_a_body_that_blocks_its_thread() {
     assert_eq!(server.cli(&["EXISTS", "blocked"]), "1");
     unblock.send("done").unwrap();
     assert_eq!(body.await.unwrap().unwrap(), "done");
+}
+
+/// Blocks its thread when it is dropped.
+struct BlocksInDrop(mpsc::Receiver<()>);
+
+impl Drop for BlocksInDrop {
+    fn drop(&mut self) {
+        let _ = self.0.recv();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_lock_is_freed_while_a_cancelled_body_is_dropped() {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let (unblock, blocked) = mpsc::channel();
+    let body = async move {
+        let _blocks = BlocksInDrop(blocked);
+        pending::<()>().await;
+    };
+    let body = tokio::spawn(pool.lock("blocked").run(body));
+    eventually_async(PROMPT, "it is held", async || locks_in(&server) == 1).await;
+    let report = timeout(PROMPT, pool.shutdown(ms(50))).await.unwrap();
+    assert_eq!((report.released, report.abandoned), (0, 1));
+    assert_eq!(server.cli(&["EXISTS", "blocked"]), "1");
+    drop(unblock);
+    is_shutdown(body.await.unwrap());
+}
+
+/// Longer than bodies have for their end after the grace.
+#[tokio::test]
+async fn an_acquire_whose_answer_is_late_leaves_no_lock() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = LockPool::builder(proxy.url()).request_timeout(LONG).connect().await.unwrap();
+    proxy.delay(Direction::ToClient, ms(1_000));
+    let acquire = tokio::spawn(pool.lock(KEY).ttl(LONG).wait(LONG).acquire());
+    eventually_async(PROMPT, "the store has granted it", async || locks_in(&server) == 1).await;
+    let report = timeout(PROMPT * 2, pool.shutdown(Duration::ZERO)).await.unwrap();
+    assert_eq!(report.abandoned, 0);
+    assert_eq!(locks_in(&server), 0);
+    is_shutdown(acquire.await.unwrap());
 }
 
 /// The body of a cancelled call has ended. The code that holds a guard may go on, for which the delay is.

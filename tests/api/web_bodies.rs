@@ -5,6 +5,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use http_body::{Body as _, Frame};
 use lock_runtime::LockPool;
 use lock_runtime::testing::{Fault, Operation};
 use lock_runtime::web::{LockLayer, LockMiddleware};
+use lock_tests::RedisServer;
 use lock_tests::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -185,7 +187,7 @@ async fn a_client_with_the_whole_actix_response_finds_the_lock_free() {
 }
 
 async fn response(pool: &LockPool, body: Frames) -> Response<Body> {
-    let body = std::sync::Arc::new(std::sync::Mutex::new(Some(Body::new(body))));
+    let body = Arc::new(Mutex::new(Some(Body::new(body))));
     let handler = move || async move { body.lock().unwrap().take().unwrap().into_response() };
     let routes = Router::new().route("/", get(handler).route_layer(lock(pool)));
     routes.oneshot(Request::get("/").body(Body::empty()).unwrap()).await.unwrap()
@@ -266,4 +268,79 @@ async fn a_panic_of_a_body_releases_its_lock() {
     let reading = tokio::spawn(to_bytes(body, 100));
     assert!(within(SOON, "the panic", reading).await.unwrap_err().is_panic());
     pool.lock("k").wait(SOON).acquire().await.unwrap().release().await.unwrap();
+}
+
+/// A response whose parts, or whose drop, block their thread.
+struct Blocks {
+    blocked: mpsc::Receiver<()>,
+    in_drop: bool,
+}
+
+impl http_body::Body for Blocks {
+    type Data = Bytes;
+    type Error = Infallible;
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if !self.in_drop {
+            let _ = self.blocked.recv();
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        if self.in_drop {
+            let _ = self.blocked.recv();
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum BlocksIn {
+    Handler,
+    DropOfHandler,
+    Part,
+    DropOfBody,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_frees_no_lock_under_a_thread_in_a_handler_or_a_body() {
+    for place in [BlocksIn::Handler, BlocksIn::DropOfHandler, BlocksIn::Part, BlocksIn::DropOfBody]
+    {
+        let server = RedisServer::start();
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let (unblock, blocked) = mpsc::channel::<()>();
+        let blocked = Arc::new(Mutex::new(Some(blocked)));
+        let (entered, mut is_inside) = tokio::sync::mpsc::unbounded_channel();
+        let handler = move || {
+            let (blocked, entered) = (blocked.clone(), entered.clone());
+            async move {
+                let blocked = blocked.lock().unwrap().take().unwrap();
+                let in_drop = matches!(place, BlocksIn::DropOfHandler | BlocksIn::DropOfBody);
+                let blocks = Blocks { blocked, in_drop };
+                entered.send(()).unwrap();
+                match place {
+                    BlocksIn::Handler => drop(blocks.blocked.recv()),
+                    BlocksIn::DropOfHandler => std::future::pending().await,
+                    BlocksIn::Part | BlocksIn::DropOfBody => {}
+                }
+                Response::new(Body::new(blocks))
+            }
+        };
+        let routes = Router::new().route("/", get(handler).route_layer(lock(&pool)));
+        let request = Request::get("/").body(Body::empty()).unwrap();
+        let served = tokio::spawn(async move {
+            let response = routes.oneshot(request).await.unwrap();
+            to_bytes(response.into_body(), usize::MAX).await
+        });
+        within(SOON, "the handler runs", is_inside.recv()).await.unwrap();
+        let report = within(SOON, "the shutdown", pool.shutdown(ms(50))).await;
+        assert_eq!((report.released, report.abandoned), (0, 1), "{place:?}");
+        assert_eq!(server.cli(&["EXISTS", "k"]), "1", "{place:?}");
+        drop(unblock);
+        let _ = within(SOON, "the response ends", served).await.unwrap();
+    }
 }

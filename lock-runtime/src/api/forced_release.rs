@@ -1,5 +1,8 @@
 //! Releases of locks that other owners hold.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use tokio::time::timeout;
 
 use crate::api::pool::LockPool;
@@ -9,8 +12,10 @@ use crate::base::inspection::LockHolder;
 use crate::base::key::Key;
 use crate::base::loss::Loss;
 use crate::base::options::ReleaseMode;
+use crate::base::owner_tag::OwnerTag;
 use crate::exec::events;
 use crate::lease::held_lease::LeaseOwner;
+use crate::lock::core::PoolCore;
 
 impl LockPool {
     /// Takes the lock of `key` from `holder`, as shown by [`inspect`](Self::inspect), for a holder that hangs. Returns
@@ -129,17 +134,29 @@ impl LockPool {
                 events::released_by_force(core.name(), owner, was_held, operator);
             }
             if let (Some(owner), Ok(true)) = (owner, &released) {
-                // A hold of this pool does not wait for its next renewal.
-                let leases = core.tracker.leases();
-                for lease in leases.iter().filter(|lease| lease.owner.tag() == owner) {
-                    if lease.lose(Loss::Taken) && lease.withdraw_if_unclaimed() {
-                        drop(core.clone().end_hold(lease, ReleaseMode::Background));
-                    }
-                }
+                lose_holds_of(&core, owner).await;
             }
             released
         };
         self.on_driver(releasing).await
+    }
+}
+
+/// Ends the holds of `owner` in this pool, which do not wait for their next renewal.
+async fn lose_holds_of(core: &Arc<PoolCore>, owner: OwnerTag) {
+    loop {
+        let mut leases = core.tracker.leases();
+        leases.retain(|lease| lease.owner.tag() == owner);
+        for lease in &leases {
+            if lease.lose(Loss::Taken) && lease.withdraw_if_unclaimed() {
+                drop(core.clone().end_hold(lease, ReleaseMode::Background));
+            }
+        }
+        // A hand-off has yet to put the next lease in its place.
+        if !leases.iter().any(|lease| lease.is_transferred()) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 

@@ -15,7 +15,7 @@ use crate::base::loss::Loss;
 use crate::base::options::ReleaseMode;
 use crate::base::sequencer::Sequencer;
 use crate::lease::held_lease::{HeldLease, Releasing};
-use crate::lease::lease::Lease;
+use crate::lease::lease::{Lease, RunningBody};
 use crate::lease::lease_state::Ending;
 use crate::lease::listener::Listener;
 use crate::lock::core::PoolCore;
@@ -73,6 +73,14 @@ impl LockGuard {
 
     pub(crate) fn take_span(&mut self) -> CallSpan {
         std::mem::take(&mut self.span)
+    }
+
+    /// A poll of the body begins, or its drop: see [`Lease::enter_body`].
+    pub(crate) fn enter_body(&self) -> RunningBody<'_> {
+        match &self.hold {
+            Hold::Owned(held) => held.lease().enter_body(),
+            Hold::Borrowed(_) => RunningBody::nested(),
+        }
     }
 
     pub(crate) fn is_borrowed(&self) -> bool {

@@ -186,6 +186,7 @@ impl LockState for LockedCall {
                     let watched = *on_lost == OnLost::Cancel;
                     // With `on_lost = "notify"` a body goes on after a loss, but does not begin after one.
                     let begins = *progress == Progress::NotStarted;
+                    let running = guard.enter_body();
                     let error =
                         if guard.is_borrowed() && !reentrancy::is_polled_within(guard.lease()) {
                             Some(outside(guard))
@@ -196,13 +197,16 @@ impl LockState for LockedCall {
                         };
                     if let Some(error) = error {
                         self.span.on_cancelled(&error);
+                        if !begins {
+                            // Its locals are dropped with it.
+                            running.keep();
+                        }
                         return Poll::Ready(Err(error.after(*progress)));
                     }
                     *progress = Progress::Unfinished;
-                    let polled = {
-                        let _runs = (!guard.is_borrowed()).then(|| guard.lease().enter_body());
-                        self.span.poll(|| reentrancy::enter(guard, || body.poll_body(cx)))
-                    };
+                    let poll = || reentrancy::enter(guard, &running, || body.poll_body(cx));
+                    let polled = self.span.poll(poll);
+                    drop(running);
                     match polled {
                         Poll::Ready(()) => {
                             self.span.on_hold_ended();
@@ -244,6 +248,9 @@ impl LockState for LockedCall {
     }
 
     fn before_drop(&mut self) {
+        if let BodyState::Held { guard, progress: Progress::Unfinished, .. } = &self.state {
+            guard.enter_body().keep();
+        }
         self.span.enter_for_drop();
     }
 }

@@ -7,7 +7,7 @@ use tokio::task;
 
 use crate::api::guard::LockGuard;
 use crate::base::key::Key;
-use crate::lease::lease::Lease;
+use crate::lease::lease::{Lease, RunningBody};
 use crate::lock::core::PoolCore;
 
 thread_local! {
@@ -33,8 +33,12 @@ impl HeldAround {
     }
 }
 
-/// Runs `poll` as code under `guard`'s lock.
-pub(crate) fn enter<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
+/// Runs `poll` as code under `guard`'s lock, in a body that runs.
+pub(crate) fn enter<R>(
+    guard: &LockGuard,
+    _running: &RunningBody<'_>,
+    poll: impl FnOnce() -> R,
+) -> R {
     /// Removes the entry even if `poll` panics.
     struct Leave;
 

@@ -3,7 +3,7 @@
 //! It does no I/O. [`renewal`](crate::lease::renewal) polls [`Lease::poll_renewal`] and reports the answers of the store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::base::sync::Mutex;
 use crate::base::ttl::Ttl;
 use crate::exec::events::{self, Origin};
 use crate::lease::grant::Grant;
-use crate::lease::lease_state::{Ending, LeaseState};
+use crate::lease::lease_state::{Ending, Expedited, LeaseState};
 use crate::lease::listeners::Listeners;
 use crate::lease::offer::Offer;
 use crate::lease::phase::Phase;
@@ -47,12 +47,26 @@ impl HoldTimes {
     }
 }
 
-/// A poll of the body under a lease.
-pub(crate) struct RunningBody<'a>(&'a Lease);
+/// A thread is in the body under a lease. Nothing is marked for a body within that of another call for the lock.
+pub(crate) struct RunningBody<'a>(Option<&'a Lease>);
+
+impl RunningBody<'_> {
+    /// Of a call that an outer call for the same lock polls.
+    pub(crate) const fn nested() -> Self {
+        Self(None)
+    }
+
+    /// From now on a thread is in the body until the lease ends.
+    pub(crate) fn keep(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for RunningBody<'_> {
     fn drop(&mut self) {
-        self.0.body_runs.store(false, Ordering::Release);
+        if let Some(lease) = self.0 {
+            lease.body_runs.store(false, Ordering::Release);
+        }
     }
 }
 
@@ -249,14 +263,18 @@ impl Lease {
         self.has_holder
     }
 
-    /// A thread polls the body until the returned value is dropped, also by a panic.
+    /// A thread polls the body, or drops it, until the returned value is dropped, also by a panic. Before a poll, the validity
+    /// of the lease is checked after this call. So a shutdown that ends validity sees that the body runs, or the body does not
+    /// run.
     pub(crate) fn enter_body(&self) -> RunningBody<'_> {
         self.body_runs.store(true, Ordering::Release);
-        RunningBody(self)
+        fence(Ordering::SeqCst);
+        RunningBody(Some(self))
     }
 
     /// Whether a thread is in the body. After a loss no further poll begins, so a body that runs long after it blocks its thread.
     pub(crate) fn body_runs(&self) -> bool {
+        fence(Ordering::SeqCst);
         self.body_runs.load(Ordering::Acquire)
     }
 
@@ -541,19 +559,23 @@ impl Lease {
     }
 
     /// Makes the next renewal due at `now`: the key may have changed. It immediately follows a renewal that is in flight.
-    /// `false` if it has no other due time now.
-    pub(crate) fn expedite(&self, now: Instant) -> bool {
+    pub(crate) fn expedite(&self, now: Instant) -> Expedited {
         let mut state = self.state.lock();
         match state.phase {
             Phase::Held if state.next_renewal.is_some() => {
                 state.next_renewal = Some(now);
-                true
+                Expedited::Due
             }
             Phase::Renewing => {
                 state.changed_since = Some(now);
-                false
+                Expedited::NotDue
             }
-            _ => false,
+            Phase::Transferred => Expedited::Transferred,
+            Phase::Held
+            | Phase::Lost
+            | Phase::LostRenewing
+            | Phase::ReleasePending
+            | Phase::Releasing => Expedited::NotDue,
         }
     }
 
@@ -599,4 +621,4 @@ impl Lease {
 
 mod renewals;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -44,6 +44,17 @@ impl LeaseState {
     }
 }
 
+/// What a lease does when its key may have changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expedited {
+    /// Its next renewal is due.
+    Due,
+    /// A renewal in flight is repeated after its answer, or the lease is not renewed any more.
+    NotDue,
+    /// The grant has gone to a successor.
+    Transferred,
+}
+
 /// How a hold ended, for its listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {

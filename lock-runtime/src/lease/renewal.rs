@@ -21,6 +21,7 @@ use crate::exec::panic_boundary;
 use crate::exec::throttle::Throttle;
 use crate::exec::timer_queue::TimerQueue;
 use crate::lease::lease::Lease;
+use crate::lease::lease_state::Expedited;
 use crate::lease::renewal_action::RenewalAction;
 
 /// The leases of a pool, by the time of their next renewal.
@@ -116,11 +117,15 @@ impl RenewalScheduler {
         self.insert(lease, due);
     }
 
-    /// Renews `lease` immediately: its key may have been deleted or taken over.
-    pub(crate) fn expedite(&self, lease: &Arc<Lease>, now: Instant) {
-        if lease.expedite(now) {
-            self.schedule(lease);
+    /// Renews `lease` immediately: its key may have been deleted or taken over. `false` if it has a successor, which has to be
+    /// renewed in its place.
+    pub(crate) fn expedite(&self, lease: &Arc<Lease>, now: Instant) -> bool {
+        match lease.expedite(now) {
+            Expedited::Due => self.schedule(lease),
+            Expedited::NotDue => {}
+            Expedited::Transferred => return false,
         }
+        true
     }
 
     fn insert(&self, lease: &Arc<Lease>, due: Instant) {
@@ -361,7 +366,7 @@ mod tests {
         // Expedited, and not scheduled yet.
         let former = lease_with(3);
         renewals.schedule(&former);
-        assert!(former.expedite(now));
+        assert_eq!(former.expedite(now), Expedited::Due);
         let next = successor(&former);
         renewals.transfer(&former, &next);
         assert_eq!((due_now(), scheduled(&renewals)), (vec![4], vec![]));

@@ -42,6 +42,8 @@ pub(crate) struct Counts {
     pub(crate) released: usize,
     pub(crate) abandoned: usize,
     pub(crate) held: usize,
+    /// Acquires and clean-ups that may have a request in flight.
+    pub(crate) in_flight: usize,
 }
 
 #[derive(Debug, Default)]
@@ -140,8 +142,8 @@ impl LeaseTracker {
 
     pub(crate) fn counts(&self) -> Counts {
         let tracked = self.tracked.lock();
-        let Tracked { released, abandoned, .. } = *tracked;
-        Counts { released, abandoned, held: tracked.leases.len() }
+        let Tracked { released, abandoned, in_flight, .. } = *tracked;
+        Counts { released, abandoned, held: tracked.leases.len(), in_flight }
     }
 
     /// Enters `phase`. `false` if the pool had reached it before.
@@ -184,9 +186,9 @@ impl LeaseTracker {
         self.until(|tracked| tracked.leases.is_empty() && tracked.in_flight == 0).await;
     }
 
-    /// Resolves when there are fewer leases than `held`.
-    pub(crate) async fn fewer_than(&self, held: usize) {
-        self.until(|tracked| tracked.leases.len() < held).await;
+    /// Resolves when there are fewer leases and work in flight than `count`.
+    pub(crate) async fn fewer_than(&self, count: usize) {
+        self.until(|tracked| tracked.leases.len() + tracked.in_flight < count).await;
     }
 
     async fn until(&self, is_reached: impl Fn(&Tracked) -> bool) {
@@ -265,7 +267,7 @@ mod tests {
     fn ended_leases_are_counted_once_and_transferred_ones_are_not() {
         let tracker = tracker();
         let counts = || {
-            let Counts { released, abandoned, held } = tracker.counts();
+            let Counts { released, abandoned, held, .. } = tracker.counts();
             (released, abandoned, held)
         };
         let leases: Vec<_> = (1..=6).map(lease_with).collect();
@@ -332,12 +334,15 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_fewer_leases_ends_with_the_one_that_makes_it_so() {
+    fn a_wait_for_fewer_entries_ends_with_the_one_that_makes_it_so() {
         let tracker = tracker();
         let leases = [lease_with(1), lease_with(2)];
         leases.iter().for_each(|lease| tracker.insert(lease));
         assert!(is_over(tracker.fewer_than(3)));
         assert!(!is_over(tracker.fewer_than(1)));
         assert!(ends_by(tracker.fewer_than(2), || tracker.remove_ended(&leases[0], true)));
+        let acquire = tracker.try_begin();
+        assert!(!is_over(tracker.fewer_than(2)));
+        assert!(ends_by(tracker.fewer_than(2), || drop(acquire)));
     }
 }

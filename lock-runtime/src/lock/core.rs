@@ -127,7 +127,8 @@ impl PoolCore {
                     queue.reject_waiting(refusal);
                 }
             });
-        let notifier = wakeups::notifier(&queue, &renewals, &tracker, &store_status, clock);
+        let notifier =
+            wakeups::notifier(&queue, &renewals, &tracker, &store_status, clock, &config.driver);
         {
             // A store may start tasks that listen. They must not end with the runtime of the caller.
             let _driver = config.driver.enter();

@@ -9,7 +9,7 @@ use crate::base::clock::Instant;
 use crate::base::loss::Loss;
 use crate::exec::event_thread;
 use crate::lease::lease::Lease;
-use crate::lease::tracker::PoolPhase;
+use crate::lease::tracker::{Counts, PoolPhase};
 use crate::lock::core::PoolCore;
 use crate::lock::linger;
 use crate::lock::release::release_all;
@@ -73,21 +73,22 @@ fn unused_leases(core: &PoolCore) -> Vec<Arc<Lease>> {
     leases
 }
 
-/// Waits until all leases are released, as long as the store releases some. Bodies that ended on their own have already
-/// sent their releases.
+/// Waits until all leases are released and no request is in flight, as long as the store answers some. Bodies that ended on
+/// their own have already sent their releases. An acquire that is in flight may be granted, and is then released.
 async fn drain(core: &PoolCore) {
     let (clock, request_timeout) = (core.clock(), core.config.request_timeout);
     let end = clock.now() + request_timeout.saturating_mul(10);
     loop {
-        let held = core.tracker.counts().held;
-        if held == 0 {
+        let Counts { held, in_flight, .. } = core.tracker.counts();
+        let left = held + in_flight;
+        if left == 0 {
             return;
         }
         // As long as a release is retried before its caller gets an error.
         let until = (clock.now() + request_timeout.saturating_mul(2)).min(end);
         tokio::select! {
             biased;
-            () = core.tracker.fewer_than(held) => {}
+            () = core.tracker.fewer_than(left) => {}
             () = clock.sleep_until(until) => return,
         }
     }

@@ -7,7 +7,9 @@ use crate::backend::Notifier;
 use crate::backend::notifier::NotifySink;
 use crate::base::backend_error::BackendError;
 use crate::base::clock::Clock;
+use crate::base::key::Key;
 use crate::base::owner::Owner;
+use crate::exec::driver::Driver;
 use crate::lease::renewal::RenewalScheduler;
 use crate::lease::tracker::LeaseTracker;
 use crate::lock::store_status::StoreStatus;
@@ -21,39 +23,73 @@ pub(super) fn notifier(
     tracker: &Arc<LeaseTracker>,
     store_status: &Arc<StoreStatus>,
     clock: Clock,
+    driver: &Driver,
 ) -> Notifier {
-    let store_status = Arc::downgrade(store_status);
-    let queue = Arc::downgrade(queue);
-    let (renewals, tracker) = (Arc::downgrade(renewals), Arc::downgrade(tracker));
-    Notifier::new(PoolWakeups { queue, renewals, tracker, store_status, clock })
+    let holders = Holders {
+        queue: Arc::downgrade(queue),
+        renewals: Arc::downgrade(renewals),
+        tracker: Arc::downgrade(tracker),
+        clock,
+    };
+    let (store_status, driver) = (Arc::downgrade(store_status), driver.clone());
+    Notifier::new(PoolWakeups { holders, store_status, driver })
 }
 
 /// A store may outlive the pool, so nothing here keeps it alive.
 struct PoolWakeups {
+    holders: Holders,
+    store_status: Weak<StoreStatus>,
+    driver: Driver,
+}
+
+/// The leases of a pool by their keys.
+#[derive(Clone)]
+struct Holders {
     queue: Weak<WaitQueues<LockWaiter>>,
     renewals: Weak<RenewalScheduler>,
     tracker: Weak<LeaseTracker>,
-    store_status: Weak<StoreStatus>,
     clock: Clock,
 }
 
-impl PoolWakeups {
-    /// Renews the leases with these numbers, as far as they exist.
-    fn expedite(&self, leases: impl IntoIterator<Item = u64>) {
+impl Holders {
+    /// Renews the lease with this number immediately. `false` if a hand-off is replacing it.
+    fn expedite(&self, lease: u64) -> bool {
         let (Some(renewals), Some(tracker)) = (self.renewals.upgrade(), self.tracker.upgrade())
         else {
-            return;
+            return true;
         };
-        let now = self.clock.now();
-        for lease in leases.into_iter().filter_map(|id| tracker.lease(id)) {
-            renewals.expedite(&lease, now);
+        tracker.lease(lease).is_some_and(|lease| renewals.expedite(&lease, self.clock.now()))
+    }
+
+    /// Renews the lease of `key`. A hand-off changes the holder in the queue first, and the tracked lease after that.
+    async fn expedite_successor(self, key: Key) {
+        const PAUSE: Duration = Duration::from_millis(1);
+        /// A thread in the middle of a hand-off may be suspended. Beyond that, the next regular renewal has to do.
+        const ATTEMPTS: u32 = 1_000;
+        for _ in 0..ATTEMPTS {
+            let holder = self.queue.upgrade().and_then(|queue| queue.holder(&key));
+            if holder.is_none_or(|lease| self.expedite(lease)) {
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+impl PoolWakeups {
+    /// Renews these leases, as far as they exist.
+    fn expedite(&self, held: impl IntoIterator<Item = (Key, u64)>) {
+        for (key, lease) in held {
+            if !self.holders.expedite(lease) {
+                self.driver.spawn(self.holders.clone().expedite_successor(key));
+            }
         }
     }
 }
 
 impl NotifySink for PoolWakeups {
     fn key_changed(&self, key: &str) {
-        if let Some(queue) = self.queue.upgrade() {
+        if let Some(queue) = self.holders.queue.upgrade() {
             self.expedite(queue.wake(key));
         }
     }
@@ -62,7 +98,7 @@ impl NotifySink for PoolWakeups {
         if let Some(status) = self.store_status.upgrade() {
             status.report_connect();
         }
-        if let Some(queue) = self.queue.upgrade() {
+        if let Some(queue) = self.holders.queue.upgrade() {
             self.expedite(queue.wake_all());
         }
     }
@@ -74,13 +110,75 @@ impl NotifySink for PoolWakeups {
     }
 
     fn head_of_queue(&self, key: &str, owner: &Owner, available_in: Duration) -> bool {
-        let by = self.clock.now() + available_in;
-        self.queue.upgrade().is_some_and(|queue| queue.promote(key, owner, by))
+        let by = self.holders.clock.now() + available_in;
+        self.holders.queue.upgrade().is_some_and(|queue| queue.promote(key, owner, by))
     }
 
     fn contended(&self, key: &str) {
-        if let Some(queue) = self.queue.upgrade() {
+        if let Some(queue) = self.holders.queue.upgrade() {
             queue.mark_contended(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::base::metrics::PoolMetrics;
+    use crate::base::options::OnOutage;
+    use crate::lease::lease::tests::lease_with;
+    use crate::lease::lease::{HoldTimes, Lease};
+    use crate::queue::key_queue::Contention;
+
+    use super::*;
+
+    const CLOCK: Clock = Clock::Boot;
+    const KEY: Key = Key::from_static("k");
+
+    /// The successor of `former`, before it is tracked.
+    fn successor(former: &Lease) -> Arc<Lease> {
+        let (grant, _) = former.transfer(&former.spec, CLOCK.now()).unwrap();
+        let (spec, times) = (former.spec.clone(), HoldTimes::now(CLOCK));
+        Arc::new(Lease::new(former.id + 1, "pool".into(), spec, grant, times, CLOCK))
+    }
+
+    async fn is_expedited(lease: &Lease, since: crate::base::clock::Instant) {
+        let far = since + Duration::from_secs(1);
+        while lease.due().unwrap() > far {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The lease is given up, then its successor is the holder in the queue, then it is tracked. The key changes before any of
+    /// these steps, or after all.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_during_a_hand_off_renews_the_successor() {
+        for changes_before in 0..4 {
+            let queue = Arc::new(WaitQueues::<LockWaiter>::new(10, CLOCK));
+            let (renewals, tracker) = (Arc::default(), Arc::new(LeaseTracker::new()));
+            let metrics = Arc::<PoolMetrics>::default();
+            let status = StoreStatus::new(CLOCK, OnOutage::Wait, metrics, |_| {});
+            let driver = Driver::current().unwrap();
+            let notifier = notifier(&queue, &renewals, &tracker, &status, CLOCK, &driver);
+            let former = lease_with(1);
+            assert_eq!(queue.take_free(&[KEY]), [KEY]);
+            tracker.insert(&former);
+            queue.set_holder(&[KEY], former.holder(), Contention::None);
+            renewals.schedule(&former);
+            let changed = CLOCK.now();
+            let step = |number| {
+                if number == changes_before {
+                    notifier.key_changed("k");
+                }
+            };
+            step(0);
+            let next = successor(&former);
+            step(1);
+            queue.transfer_holder(&KEY, next.holder());
+            step(2);
+            tracker.replace(&former, &next);
+            renewals.transfer(&former, &next);
+            step(3);
+            is_expedited(&next, changed).await;
         }
     }
 }

@@ -441,25 +441,30 @@ impl<W: Waiter> WaitQueues<W> {
         self.lock().last_failure.clone()
     }
 
-    /// `key` may have changed in the store: wakes its waiters, and returns the number of the lease that this process
+    /// `key` may have changed in the store: wakes its waiters, and returns it with the number of the lease that this process
     /// holds.
-    pub(crate) fn wake(&self, key: &str) -> Option<u64> {
+    pub(crate) fn wake(&self, key: &str) -> Option<(Key, u64)> {
         let mut queues = self.lock();
-        let queue = queues.by_key.get_mut(key)?;
-        queue.wake();
-        queue.holder.map(|holder| holder.lease)
+        queues.by_key.get_mut(key)?.wake();
+        let (key, queue) = queues.by_key.get_key_value(key)?;
+        Some((key.clone(), queue.holder?.lease))
     }
 
     /// Any key may have changed; otherwise like [`wake`](Self::wake).
-    pub(crate) fn wake_all(&self) -> Vec<u64> {
+    pub(crate) fn wake_all(&self) -> Vec<(Key, u64)> {
         let mut queues = self.lock();
-        let wake = |queue: &mut KeyQueue<W>| {
+        let wake = |(key, queue): (&Key, &mut KeyQueue<W>)| {
             queue.wake();
             // The notification of a waiter may have been missed.
             queue.mark_contended();
-            queue.holder.map(|holder| holder.lease)
+            Some((key.clone(), queue.holder?.lease))
         };
-        queues.by_key.values_mut().filter_map(wake).collect()
+        queues.by_key.iter_mut().filter_map(wake).collect()
+    }
+
+    /// The number of the lease of this process that holds `key`.
+    pub(crate) fn holder(&self, key: &Key) -> Option<u64> {
+        Some(self.lock().by_key.get(key)?.holder?.lease)
     }
 
     /// `owner` is first in the store's wait queue: it has the lock no later than `by`. `false` if no request of this

@@ -259,8 +259,10 @@ where
             };
             let size = response.response().body().size();
             if lock.is_held() && (is_head || size.is_eof()) {
-                let unsent = |_: &mut _, _| EitherBody::left(LockedMessageBody::unsent(size));
-                let response = response.map_body(unsent);
+                let response = response.map_body(|_, body| {
+                    lock.drop_body(body);
+                    EitherBody::left(LockedMessageBody::unsent(size))
+                });
                 lock.release().await;
                 return Ok(response);
             }

@@ -2,6 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use crate::api::entered::Entered;
@@ -9,6 +10,7 @@ use crate::api::guard::{LockGuard, Lost};
 use crate::api::reentrancy;
 use crate::base::error::LockError;
 use crate::lease::held_lease::Releasing;
+use crate::lease::lease::{Lease, RunningBody};
 
 /// The lock under which a response body is polled.
 pub(super) enum BodyLock {
@@ -23,6 +25,29 @@ pub(super) enum BodyLock {
     Releasing { releasing: Releasing, guard: LockGuard },
 }
 
+/// The first field of a struct with a body, or declared after it, and so dropped before it: a shutdown keeps the lock while the
+/// body is dropped.
+pub(super) struct DropOfBody(Option<Arc<Lease>>);
+
+impl DropOfBody {
+    fn under(guard: &LockGuard) -> Self {
+        Self(Some(guard.lease().clone()))
+    }
+
+    /// The body is dropped already.
+    fn is_over(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for DropOfBody {
+    fn drop(&mut self) {
+        if let Some(lease) = &self.0 {
+            lease.enter_body().keep();
+        }
+    }
+}
+
 impl BodyLock {
     /// Runs `response` while the lock is held, and keeps the lock. Cancel safe: the lock is then released.
     pub(super) async fn run<F: Future>(
@@ -32,14 +57,39 @@ impl BodyLock {
         let Some(guard) = entered.into_guard() else {
             return Ok((response.await, Self::Unlocked));
         };
-        let mut response = pin!(response);
-        let response = poll_fn(|cx| reentrancy::enter(&guard, || response.as_mut().poll(cx)));
-        let response = tokio::select! {
-            biased;
-            error = guard.lost() => return Err(error),
-            response = response => response,
+        let mut response = pin!(Some(response));
+        let mut lost = guard.lost();
+        let mut dropping = DropOfBody::under(&guard);
+        let response = poll_fn(|cx| {
+            let running = guard.enter_body();
+            if let Poll::Ready(error) = Pin::new(&mut lost).poll(cx) {
+                return Poll::Ready(Err(error));
+            }
+            let Some(polled) = response.as_mut().as_pin_mut() else { return Poll::Pending };
+            let output = ready!(reentrancy::enter(&guard, &running, || polled.poll(cx)));
+            response.set(None);
+            Poll::Ready(Ok(output))
+        });
+        let response = response.await?;
+        dropping.is_over();
+        Ok((response, Self::Held { lost, guard }))
+    }
+
+    /// Drops `body`, which is not polled any more, under the lock.
+    pub(super) fn drop_body<B>(&self, body: B) {
+        let _running = match self {
+            Self::Held { guard, .. } => guard.enter_body(),
+            Self::Unlocked | Self::Releasing { .. } => RunningBody::nested(),
         };
-        Ok((response, Self::Held { lost: guard.lost(), guard }))
+        drop(body);
+    }
+
+    /// For a struct with a body under this lock.
+    pub(super) fn drop_of_body(&self) -> DropOfBody {
+        match self {
+            Self::Held { guard, .. } => DropOfBody::under(guard),
+            Self::Unlocked | Self::Releasing { .. } => DropOfBody(None),
+        }
     }
 
     /// Polls `body` for its next part. At its end it is dropped, then the lock is released, and only after that the end is
@@ -55,13 +105,15 @@ impl BodyLock {
     ) -> Poll<Option<Result<T, E>>> {
         if let Some(polled) = body.as_mut().as_pin_mut() {
             let Self::Held { lost, guard } = self else { return poll(polled, cx) };
+            let running = guard.enter_body();
             if let Poll::Ready(error) = Pin::new(lost).poll(cx) {
                 body.set(None);
+                drop(running);
                 *self = Self::Unlocked;
                 return Poll::Ready(Some(Err(error.into())));
             }
             // A stream may call for the lock that it has.
-            let part = ready!(reentrancy::enter(guard, || poll(polled, cx)));
+            let part = ready!(reentrancy::enter(guard, &running, || poll(polled, cx)));
             let ends = match (&part, body.as_ref().get_ref()) {
                 (Some(Ok(part)), Some(body)) => is_last(body, part),
                 _ => true,
@@ -71,6 +123,7 @@ impl BodyLock {
             }
             *last = part;
             body.set(None);
+            drop(running);
             self.end();
         }
         ready!(self.poll_end(cx));

@@ -235,7 +235,7 @@ where
                 // A server drops such a body without a poll.
                 let (head, body) = response.into_parts();
                 let size = body.size_hint();
-                drop(body);
+                lock.drop_body(body);
                 lock.release().await;
                 return Ok(Response::from_parts(head, LockedBody::unsent(size)));
             }

@@ -9,7 +9,7 @@ use bytes::Buf;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::web::body_lock::BodyLock;
+use crate::web::body_lock::{BodyLock, DropOfBody};
 
 pin_project! {
     /// The body of a response from a [`LockService`](super::LockService). With
@@ -17,6 +17,7 @@ pin_project! {
     /// dropped. It ends itself when the release is answered, or after two request timeouts. If the lock is lost before that,
     /// the body ends with the [`LockError`](crate::LockError).
     pub struct LockedBody<B: Body> {
+        dropping: DropOfBody,
         // `None` for the response to an error, and after the end.
         #[pin]
         inner: Option<B>,
@@ -32,18 +33,23 @@ type BoxError = Box<dyn Error + Send + Sync>;
 
 impl<B: Body> LockedBody<B> {
     pub(super) fn new(inner: B, lock: BodyLock) -> Self {
-        Self { inner: Some(inner), last: None, unsent: None, lock }
+        Self { dropping: lock.drop_of_body(), inner: Some(inner), last: None, unsent: None, lock }
     }
 
     /// The body of an error.
     pub(super) fn problem(text: B::Data) -> Self {
         let last = Some(Ok(Frame::data(text)));
-        Self { inner: None, last, unsent: None, lock: BodyLock::Unlocked }
+        Self { last, ..Self::empty() }
     }
 
     /// In place of a body of which no frame is sent.
     pub(super) fn unsent(size: SizeHint) -> Self {
-        Self { inner: None, last: None, unsent: Some(size), lock: BodyLock::Unlocked }
+        Self { unsent: Some(size), ..Self::empty() }
+    }
+
+    fn empty() -> Self {
+        let lock = BodyLock::Unlocked;
+        Self { dropping: lock.drop_of_body(), inner: None, last: None, unsent: None, lock }
     }
 }
 

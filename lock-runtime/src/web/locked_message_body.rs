@@ -9,7 +9,7 @@ use actix_web::body::{BodySize, MessageBody};
 use actix_web::web::Bytes;
 use pin_project_lite::pin_project;
 
-use crate::web::body_lock::BodyLock;
+use crate::web::body_lock::{BodyLock, DropOfBody};
 
 pin_project! {
     /// The body of a response from a [`LockedService`](super::LockedService). With
@@ -17,6 +17,7 @@ pin_project! {
     /// is dropped. It ends itself when the release is answered, or after two request timeouts. If the lock is lost before
     /// that, the body ends with the [`LockError`](crate::LockError).
     pub struct LockedMessageBody<B> {
+        dropping: DropOfBody,
         // `None` after the end, and for a body that is not sent.
         #[pin]
         inner: Option<B>,
@@ -36,13 +37,15 @@ impl<B> LockedMessageBody<B> {
             BodySize::Sized(bytes) => Some(bytes),
             BodySize::None | BodySize::Stream => None,
         };
-        Self { inner: Some(inner), last: None, missing, size: BodySize::None, lock }
+        let dropping = lock.drop_of_body();
+        Self { dropping, inner: Some(inner), last: None, missing, size: BodySize::None, lock }
     }
 
     /// In place of a body of which no chunk is sent. It ends immediately: over HTTP/1 actix-web polls the body of a response to
     /// `HEAD` to its end, even if the client is gone.
     pub(super) fn unsent(size: BodySize) -> Self {
-        Self { inner: None, last: None, missing: None, size, lock: BodyLock::Unlocked }
+        let lock = BodyLock::Unlocked;
+        Self { dropping: lock.drop_of_body(), inner: None, last: None, missing: None, size, lock }
     }
 }
 
@@ -79,9 +82,17 @@ impl<B: MessageBody> MessageBody for LockedMessageBody<B> {
     // A body that is taken as bytes is not polled any more, and its lock has to last until its end.
     fn try_into_bytes(self) -> Result<Bytes, Self> {
         match self {
-            Self { inner: Some(inner), last, missing, size, lock } if lock.is_over() => inner
-                .try_into_bytes()
-                .map_err(|inner| Self { inner: Some(inner), last, missing, size, lock }),
+            Self { dropping, inner: Some(inner), last, missing, size, lock } if lock.is_over() => {
+                let inner = inner.try_into_bytes();
+                inner.map_err(|inner| Self {
+                    dropping,
+                    inner: Some(inner),
+                    last,
+                    missing,
+                    size,
+                    lock,
+                })
+            }
             other => Err(other),
         }
     }

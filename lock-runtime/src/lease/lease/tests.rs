@@ -51,7 +51,7 @@ fn lease() -> Arc<Lease> {
     lease_with(1)
 }
 
-pub(in crate::lease) fn lease_with(id: u64) -> Arc<Lease> {
+pub(crate) fn lease_with(id: u64) -> Arc<Lease> {
     let (spec, clock) = (Arc::new(spec()), Clock::Boot);
     let owner = Owner::random().unwrap();
     let grant = Grant::new(owner, None, &spec.policy, clock.now(), None, None);

@@ -398,10 +398,10 @@ async fn an_expedited_renewal_is_due_at_once_unless_there_is_none() {
     let clock = clock().await;
     let now = clock.now() + secs(1);
     let lease = granted(plain(), clock);
-    assert!(lease.expedite(now));
+    assert_eq!(lease.expedite(now), Expedited::Due);
     assert_eq!(lease.due(), Some(now));
     renew(&lease);
-    assert!(!lease.expedite(now), "one is in flight");
+    assert_eq!(lease.expedite(now), Expedited::NotDue, "one is in flight");
     // Its answer may be from before the change.
     lease.on_renewed(clock.now(), secs(10));
     assert_eq!(lease.due(), Some(now));
@@ -415,7 +415,7 @@ async fn an_expedited_renewal_is_due_at_once_unless_there_is_none() {
     assert_eq!(lease.due(), Some(now + secs(1)), "without the pause behind a failure");
     let fixed = granted(plain().renew(Renew::Off), clock);
     let due = fixed.due();
-    assert!(!fixed.expedite(now));
+    assert_eq!(fixed.expedite(now), Expedited::NotDue);
     assert_eq!(fixed.due(), due);
 }
 
