@@ -22,8 +22,8 @@
 //! * [`LockPool::lock`] is the same without the attribute; it returns a [`LockGuard`].
 //! * [`LockError`] names what went wrong, and [`Fence`] keeps late writes out.
 //! * [`backend::Backend`] is the trait of a custom store.
-//! * [`guide`] has chapters on stores, guarantees, Redis, waiting, testing, web frameworks, events and metrics, the program
-//!   `lockctl`, costs, and migration.
+//! * [`guide`] has chapters on stores, guarantees, Redis, waiting, testing, web frameworks, jobs and consumers, events and
+//!   metrics, the program `lockctl`, costs, and migration.
 //!
 //! # Guarantees
 //!
@@ -115,6 +115,8 @@ pub mod guide {
     pub mod testing {}
     #[doc = include_str!("../docs/web.md")]
     pub mod web {}
+    #[doc = include_str!("../docs/jobs.md")]
+    pub mod jobs {}
     #[doc = include_str!("../docs/observability.md")]
     pub mod observability {}
     #[doc = include_str!("../docs/lockctl.md")]

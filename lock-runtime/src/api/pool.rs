@@ -161,8 +161,9 @@ impl LockPool {
     /// cancels their bodies, releases everything and closes the connections. A key with a `min_hold` stays locked for what
     /// is left of it. A key with a `lock_delay` stays locked for the delay and the ttl if its holder goes on. A holder does
     /// so with a guard that is not dropped, or with `on_lost = "notify"`. After the grace period, the shutdown takes some
-    /// round trips. A guard that is not dropped adds up to 500 ms. Where the store does not answer, it takes up to six
-    /// request timeouts (nine on `redlock://`, and on the other servers than Redis).
+    /// round trips. A guard that is not dropped adds up to 500 ms. A body that blocks its thread, or an acquire without an
+    /// answer, adds two request timeouts. Where the store does not answer, it takes up to six request timeouts (nine on
+    /// `redlock://`, and on the other servers than Redis).
     ///
     /// In a process that was forked from the pool's process, it does nothing.
     ///

@@ -17,8 +17,9 @@ use crate::lock::shutdown::ShutdownReport;
 
 /// Waits for SIGTERM or SIGINT (Ctrl-C elsewhere), then shuts down all installed pools.
 ///
-/// For programs without a server. With a server, use [`serve`]: the server stops first, and the pools afterwards. From the
-/// first poll on, the signals no longer end the process on their own. A second signal ends the grace period.
+/// Calls in progress may end within the grace period, and every later call gets [`ErrorKind::PoolClosed`]. A server, or a loop
+/// that has to finish what it has taken, runs in [`serve`]: it stops first, and the pools afterwards. From the first poll on,
+/// the signals no longer end the process on their own. A second signal ends the grace period.
 ///
 /// If the future is dropped before a signal, the pools stay open, and the signals stay without effect. A shutdown that has begun
 /// completes in the background.
@@ -98,7 +99,7 @@ pub struct Served<T> {
 }
 
 /// Runs a server until SIGTERM or SIGINT (Ctrl-C elsewhere), stops the server first, and shuts down all installed pools
-/// afterwards.
+/// afterwards. A server is any future that ends after the stop signal, such as the loop of a consumer.
 ///
 /// `server` builds the server's future from the stop signal. Open requests can still use locks for `grace`. After that the
 /// pools are shut down: remaining bodies are cancelled, and all locks are released. The server has another second for their
