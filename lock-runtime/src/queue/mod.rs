@@ -3,6 +3,7 @@
 pub(crate) mod key_queue;
 pub(crate) mod last_answer;
 mod lingers;
+mod notifications;
 pub(crate) mod permit;
 pub(crate) mod permits_wait;
 pub(crate) mod wait_params;
