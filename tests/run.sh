@@ -247,6 +247,7 @@ the_other_few() {
     a_few api ${busy_api}
     a_few faults outage::requests
     a_few engines ${busy_engines}
+    a_few topologies ${busy_topologies}
 }
 api_and_slow_links() {
     program api ${busy_api}
@@ -263,12 +264,13 @@ busy_api="shutdown:: serving:: several::opposite_orders"
 busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm multi_key::an_a \
     multi_key::keys_ multi_key::a_key multi_key::given_up"
 busy_engines="wait_queue::hand_offs"
+busy_topologies="hand_off::a_release_notifies"
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins -- --skip model_tests::
 models
 program engines ${busy_engines} slow_links::
 together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
-together "program topologies" "program quorum load::"
+together "program topologies ${busy_topologies}" "program quorum load::"
 together "a_few project" doctests api_and_slow_links
 together "a_few quorum load::" "a_few waiting ${busy_waiting}" the_other_few
 if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then
