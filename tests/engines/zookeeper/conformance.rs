@@ -43,8 +43,10 @@ async fn a_lock_is_an_ephemeral_node_below_a_container() {
 /// The servers delete a container that is not used, and numbers begin anew.
 #[tokio::test]
 async fn fences_grow_when_containers_vanish_and_the_server_is_killed() {
-    let server = ZooKeeperServer::start();
-    let pool = unhurried(server.url(), ms(10_000)).await;
+    // A lock that is held outlasts the restart of the server on a busy machine.
+    let ttl = ms(100_000);
+    let server = ZooKeeperServer::builder().setting("maxSessionTimeout", 200_000).start();
+    let pool = unhurried(server.url(), ttl).await;
     let mut last = cycle(&pool, "order:1").await;
     for _ in 0..2 {
         server.client().delete("/locks/order:1").unwrap();
@@ -55,7 +57,7 @@ async fn fences_grow_when_containers_vanish_and_the_server_is_killed() {
         last = cycle(&pool, "order:1").await;
         assert!(last > fence, "{last:?} after {fence:?}");
     }
-    let other = unhurried(server.url(), ms(10_000)).await;
+    let other = unhurried(server.url(), ttl).await;
     let guard = pool.lock("order:1").acquire().await.unwrap();
     server.kill();
     server.restart();

@@ -113,7 +113,7 @@ async fn a_release_may_be_dropped_and_repeated() {
 
 #[tokio::test]
 async fn a_frozen_server_loses_the_lock_in_time_and_serves_again() {
-    let server = ZooKeeperServer::start();
+    let server = ZooKeeperServer::builder().setting("maxSessionTimeout", 200_000).start();
     let builder = LockPool::builder(server.url()).request_timeout(ms(300));
     let pool = builder.wait(DEADLINE).connect().await.unwrap();
     let guard = pool.lock("order:1").ttl(ms(1_500)).acquire().await.unwrap();
@@ -135,7 +135,7 @@ async fn a_frozen_server_loses_the_lock_in_time_and_serves_again() {
     .await;
     until_nothing_is_left(&server, "/locks").await;
     // Killed under a lock: the session is restored from the disk.
-    let guard = pool.lock("order:1").ttl(ms(20_000)).acquire().await.unwrap();
+    let guard = pool.lock("order:1").ttl(ms(100_000)).acquire().await.unwrap();
     server.kill();
     let error = pool.lock("order:2").wait(ms(100)).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
