@@ -270,7 +270,7 @@ async fn a_panic_of_a_body_releases_its_lock() {
     pool.lock("k").wait(SOON).acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A response whose parts, or whose drop, block their thread.
+/// A response body that blocks its thread, in a part or in its drop.
 struct Blocks {
     blocked: mpsc::Receiver<()>,
     in_drop: bool,

@@ -66,7 +66,7 @@ struct Verifier {
 /// Which certificates are accepted.
 #[derive(Debug)]
 enum CertificateCheck {
-    /// Those that `verifier` accepts, and the `trusted` ones themselves for their names.
+    /// Certificates that `verifier` accepts, and the `trusted` ones themselves for their names.
     ///
     /// A certificate of a server must not be marked as an authority (RFC 5280, 4.2.1.9), and `openssl req -x509` marks it so. Other
     /// clients accept it too if it is itself trusted.

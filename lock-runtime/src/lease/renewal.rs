@@ -321,16 +321,7 @@ impl Drop for Unanswered<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::lease::HoldTimes;
-    use crate::lease::lease::tests::lease_with;
-
-    fn successor(former: &Arc<Lease>) -> Arc<Lease> {
-        let clock = Clock::Boot;
-        let (grant, _) = former.transfer(&former.spec, clock.now()).unwrap();
-        let id = former.id + 1;
-        let (spec, times) = (former.spec.clone(), HoldTimes::now(clock));
-        Arc::new(Lease::new(id, "pool".into(), spec, grant, times, clock))
-    }
+    use crate::lease::lease::tests::{lease_with, successor};
 
     fn scheduled(renewals: &RenewalScheduler) -> Vec<u64> {
         let all = renewals.0.take_until(Instant::NEVER);

@@ -123,10 +123,11 @@ impl NotifySink for PoolWakeups {
 
 #[cfg(test)]
 mod tests {
+    use crate::base::clock::Instant;
     use crate::base::metrics::PoolMetrics;
     use crate::base::options::OnOutage;
-    use crate::lease::lease::tests::lease_with;
-    use crate::lease::lease::{HoldTimes, Lease};
+    use crate::lease::lease::Lease;
+    use crate::lease::lease::tests::{lease_with, successor};
     use crate::queue::key_queue::Contention;
 
     use super::*;
@@ -134,14 +135,7 @@ mod tests {
     const CLOCK: Clock = Clock::Boot;
     const KEY: Key = Key::from_static("k");
 
-    /// The successor of `former`, before it is tracked.
-    fn successor(former: &Lease) -> Arc<Lease> {
-        let (grant, _) = former.transfer(&former.spec, CLOCK.now()).unwrap();
-        let (spec, times) = (former.spec.clone(), HoldTimes::now(CLOCK));
-        Arc::new(Lease::new(former.id + 1, "pool".into(), spec, grant, times, CLOCK))
-    }
-
-    async fn is_expedited(lease: &Lease, since: crate::base::clock::Instant) {
+    async fn is_expedited(lease: &Lease, since: Instant) {
         let far = since + Duration::from_secs(1);
         while lease.due().unwrap() > far {
             tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! What both databases answer to an owner in the queue, and who follows a release.
+//! What both databases answer to an owner in the queue, and the successor that a release names.
 
 use std::time::Duration;
 

@@ -58,6 +58,14 @@ pub(crate) fn lease_with(id: u64) -> Arc<Lease> {
     Arc::new(Lease::new(id, "pool".into(), spec, grant, HoldTimes::now(clock), clock))
 }
 
+/// The lease that a hand-off makes of `former`. It has the next number.
+pub(crate) fn successor(former: &Lease) -> Arc<Lease> {
+    let clock = Clock::Boot;
+    let (grant, _) = former.transfer(&former.spec, clock.now()).unwrap();
+    let (spec, times) = (former.spec.clone(), HoldTimes::now(clock));
+    Arc::new(Lease::new(former.id + 1, "pool".into(), spec, grant, times, clock))
+}
+
 const LOST: Poll<Ending> = Poll::Ready(Ending::Lost(Loss::Taken));
 const RELEASED: Poll<Ending> = Poll::Ready(Ending::Released);
 
