@@ -3,7 +3,6 @@
 //! While it is down, requests fail immediately; the waiter of a lock decides how long to retry. A request that is
 //! given up stays on the connection and may still be served. A connection on which no answers arrive is replaced.
 
-use std::iter;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +24,7 @@ use crate::backend::redis::conn::link_io::{LinkIo, LinkRequests};
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::net::command::{CommandWriter, WriteCommand, WriteNthCommand};
 use crate::backend::redis::net::handshake::{
     Dialect, Handshake, OpenConnection, PushConfig, PushSupport, open_direct,
 };
@@ -167,12 +167,8 @@ impl Connection {
 
     /// Sends one command. The inner error is the server's error answer.
     pub(crate) async fn try_send(&self, command: &Cmd) -> Result<ServerAnswer, BackendError> {
-        self.try_send_by(Path::Background, command).await
-    }
-
-    async fn try_send_by(&self, path: Path, command: &Cmd) -> Result<ServerAnswer, BackendError> {
-        let is_served = |answer: &Value| !server_error::is_loading_answer(answer);
-        let answer = self.request(path, async |io| io.send(command).await, is_served).await?;
+        let send = async |io: &LinkIo| io.send(command).await;
+        let answer = self.request(Path::Background, send, is_served).await?;
         Ok(answer.and_then(Value::extract_error))
     }
 
@@ -181,44 +177,41 @@ impl Connection {
         &self,
         commands: &Pipeline,
     ) -> Result<Vec<ServerAnswer>, BackendError> {
-        self.send_all_by(Path::Background, commands).await
-    }
-
-    async fn send_all_by(
-        &self,
-        path: Path,
-        commands: &Pipeline,
-    ) -> Result<Vec<ServerAnswer>, BackendError> {
-        let is_served = |answers: &Vec<_>| !answers.iter().any(server_error::is_loading_answer);
-        let answer = self.request(path, async |io| io.send_all(commands).await, is_served).await?;
+        let send = async |io: &LinkIo| io.send_all(commands).await;
+        let answer = self.request(Path::Background, send, |answers| are_served(answers)).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
     }
 
-    /// Sends one command after `prelude`. The inner error is the server's error answer.
+    /// Sends the command that `command` writes, after `prelude`. The inner error is the server's error answer.
     pub(crate) async fn try_send_after(
         &self,
         path: Path,
         prelude: Prelude,
-        command: Cmd,
+        command: &WriteCommand<'_>,
     ) -> Result<ServerAnswer, BackendError> {
         if prelude == Prelude::None {
-            return self.try_send_by(path, &command).await;
+            let send = async |io: &LinkIo| io.send_written(command).await;
+            let answer = self.request(path, send, is_served).await?;
+            return Ok(answer.and_then(Value::extract_error));
         }
-        let mut answers = Box::pin(self.send_after(path, prelude, iter::once(command))).await?;
+        let command = |_: usize, out: &mut CommandWriter<'_>| command(out);
+        let mut answers = Box::pin(self.send_after(path, prelude, 1, &command)).await?;
         answers.pop().ok_or_else(end_reason::not_connected)
     }
 
-    /// Sends several commands in one write, each after `prelude`. One answer per command, in order.
+    /// Sends `count` commands in one write, each after `prelude`. `command` writes them. One answer per command, in order.
     pub(crate) async fn send_after(
         &self,
         path: Path,
         prelude: Prelude,
-        commands: impl ExactSizeIterator<Item = Cmd>,
+        count: usize,
+        command: &WriteNthCommand<'_>,
     ) -> Result<Vec<ServerAnswer>, BackendError> {
-        let all = prelude.before_each(commands);
-        let answers = self.send_all_by(path, &all).await?;
-        Ok(prelude.skip_own(answers).collect())
+        let send = async |io: &LinkIo| io.send_all_written(prelude, count, command).await;
+        let answer = self.request(path, send, |answers| are_served(answers)).await?;
+        let values = answer.map_err(|error| self.failure(error))?;
+        Ok(prelude.skip_own(values).map(Value::extract_error).collect())
     }
 
     /// The failure of a request that the server answered with `error`. A connection to a replica is given up.
@@ -288,8 +281,8 @@ impl Connection {
         request: impl AsyncFnOnce(&LinkIo) -> Result<T, RedisError>,
         is_served: impl FnOnce(&T) -> bool,
     ) -> Result<Result<T, RedisError>, BackendError> {
-        let io = self.state.link_io(path)?;
         let at = self.state.clock.now();
+        let io = self.state.link_io(path, at)?;
         let mut sent = SentRequest { state: &self.state, io, at, answered: false };
         let answer = request(&sent.io).await;
         sent.answered = true;
@@ -314,6 +307,14 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.supervisor.abort();
     }
+}
+
+fn is_served(answer: &Value) -> bool {
+    !server_error::is_loading_answer(answer)
+}
+
+fn are_served(answers: &[Value]) -> bool {
+    answers.iter().all(is_served)
 }
 
 /// A request that has been sent. Dropping it before the answer records it as unanswered.
@@ -372,8 +373,9 @@ impl Drop for OpeningForeground {
 }
 
 impl ConnectionState {
-    fn link_io(&self, path: Path) -> Result<Arc<LinkIo>, BackendError> {
-        match &*self.give_up_if_silent(self.link.lock()) {
+    /// The connection on which a request is sent at `now`.
+    fn link_io(&self, path: Path, now: Instant) -> Result<Arc<LinkIo>, BackendError> {
+        match &*self.give_up_if_silent(self.link.lock(), now) {
             LinkState::Up(link) => {
                 let of_caller = match path {
                     Path::Foreground => caller().and_then(|caller| link.foregrounds.of(caller)),
@@ -407,7 +409,7 @@ impl ConnectionState {
 
     /// Opens a connection on this runtime. `None` if it fails, or leads to a server other than the driver's.
     async fn foreground(&self) -> Option<ForegroundLink> {
-        let driver = self.link_io(Path::Background).ok()?;
+        let driver = self.link_io(Path::Background, self.clock.now()).ok()?;
         let dialer = self.dialer()?.connecting_on(&self.runtime);
         let progress = ConnectProgress::default();
         let role = self.target.role_check(None);
@@ -419,10 +421,11 @@ impl ConnectionState {
 
     /// Ends the connection `io` if it is silent.
     fn end_if_silent(&self, io: &LinkIo) -> bool {
-        let is_silent = io.check_silence(self.clock.now());
+        let now = self.clock.now();
+        let is_silent = io.check_silence(now);
         if is_silent {
             // The driver's connection ends with a reason, which `stop` on its own would not give.
-            drop(self.give_up_if_silent(self.link.lock()));
+            drop(self.give_up_if_silent(self.link.lock(), now));
             io.io.stop();
         }
         is_silent
@@ -432,9 +435,10 @@ impl ConnectionState {
     fn give_up_if_silent<'a>(
         &'a self,
         link: MutexGuard<'a, LinkState>,
+        now: Instant,
     ) -> MutexGuard<'a, LinkState> {
         match &*link {
-            LinkState::Up(Link { io, .. }) if io.check_silence(self.clock.now()) => {
+            LinkState::Up(Link { io, .. }) if io.check_silence(now) => {
                 self.give_up(link, end_reason::silent(&self.server()))
             }
             _ => link,

@@ -7,6 +7,10 @@ use std::time::Duration;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
+use crate::backend::redis::conn::prelude::Prelude;
+use crate::backend::redis::net::command::{
+    PackedCommands, WriteCommand, WriteNthCommand, library_command,
+};
 use crate::backend::redis::net::direct::DirectConnection;
 use crate::backend::redis::net::io_task::SharedIo;
 use crate::base::clock::{Clock, Instant};
@@ -75,6 +79,45 @@ impl LinkIo {
             }
             LinkRequests::Direct(requests) => {
                 self.io.write_inline(requests.send_all(commands)).await
+            }
+        }
+    }
+
+    /// As [`send`](Self::send), with the command that `command` writes.
+    pub(super) async fn send_written(
+        &self,
+        command: &WriteCommand<'_>,
+    ) -> Result<Value, RedisError> {
+        match &self.requests {
+            LinkRequests::Multiplexed(_) => self.send(&library_command(command)).await,
+            LinkRequests::Direct(requests) => {
+                let mut packed = PackedCommands::with_capacity(1);
+                packed.add(command);
+                self.io.write_inline(requests.send_one(packed.as_bytes())).await
+            }
+        }
+    }
+
+    /// As [`send_all`](Self::send_all), with `count` commands that `command` writes, each after `prelude`.
+    pub(super) async fn send_all_written(
+        &self,
+        prelude: Prelude,
+        count: usize,
+        command: &WriteNthCommand<'_>,
+    ) -> Result<Vec<Value>, RedisError> {
+        let with_preludes = count * prelude.commands_for_one();
+        match &self.requests {
+            LinkRequests::Multiplexed(_) => {
+                let mut all = Pipeline::with_capacity(with_preludes);
+                prelude.before_each(count, command, |write| {
+                    all.add_command(library_command(write));
+                });
+                self.send_all(&all).await
+            }
+            LinkRequests::Direct(requests) => {
+                let mut packed = PackedCommands::with_capacity(with_preludes);
+                prelude.before_each(count, command, |write| packed.add(write));
+                self.io.write_inline(requests.send_several(packed.len(), packed.as_bytes())).await
             }
         }
     }

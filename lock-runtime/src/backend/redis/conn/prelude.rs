@@ -1,6 +1,6 @@
 //! The command before each command of a batch.
 
-use redis::{Cmd, Pipeline};
+use crate::backend::redis::net::command::{WriteCommand, WriteNthCommand};
 
 /// The command before each command of a batch. `CLIENT CACHING YES` and `ASKING` cancel each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,24 +13,25 @@ pub(crate) enum Prelude {
 }
 
 impl Prelude {
-    /// `commands`, each after this prelude.
-    pub(super) fn before_each(self, commands: impl ExactSizeIterator<Item = Cmd>) -> Pipeline {
-        let mut all = Pipeline::with_capacity(commands.len() * self.commands_for_one());
-        for command in commands {
+    /// Passes `count` commands to `add`, each after this prelude. `command` writes one.
+    pub(super) fn before_each(
+        self,
+        count: usize,
+        command: &WriteNthCommand<'_>,
+        mut add: impl FnMut(&WriteCommand<'_>),
+    ) {
+        for at in 0..count {
             match self {
                 Self::None => {}
-                Self::Caching => {
-                    let mut caching = redis::cmd("CLIENT");
-                    caching.arg("CACHING").arg("YES");
-                    all.add_command(caching);
-                }
-                Self::Asking => {
-                    all.add_command(redis::cmd("ASKING"));
-                }
+                Self::Caching => add(&|out| {
+                    out.arg("CLIENT").arg("CACHING").arg("YES");
+                }),
+                Self::Asking => add(&|out| {
+                    out.arg("ASKING");
+                }),
             }
-            all.add_command(command);
+            add(&|out| command(at, out));
         }
-        all
     }
 
     /// The answers to the commands, without those to the preludes.
@@ -39,7 +40,7 @@ impl Prelude {
         answers.into_iter().skip(every - 1).step_by(every)
     }
 
-    fn commands_for_one(self) -> usize {
+    pub(super) fn commands_for_one(self) -> usize {
         1 + usize::from(self != Self::None)
     }
 }

@@ -91,8 +91,13 @@ impl DirectConnection {
     /// # Errors
     /// The connection has ended.
     pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
+        self.send_one(&command.get_packed_command()).await
+    }
+
+    /// As [`send`](Self::send), with a command in RESP.
+    pub(crate) async fn send_one(&self, command: &[u8]) -> Result<Value, RedisError> {
         let (to, reply) = oneshot::channel();
-        self.push(DueReply::One(to), |commands| command.write_packed_command(commands))?;
+        self.push(DueReply::One(to), command)?;
         reply.await.map_err(|_| ended())
     }
 
@@ -101,23 +106,32 @@ impl DirectConnection {
     /// # Errors
     /// As for [`send`](Self::send).
     pub(crate) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
-        let left = commands.len();
-        if left == 0 {
+        self.send_several(commands.len(), &commands.get_packed_pipeline()).await
+    }
+
+    /// As [`send_all`](Self::send_all), with `count` commands in RESP.
+    pub(crate) async fn send_several(
+        &self,
+        count: usize,
+        commands: &[u8],
+    ) -> Result<Vec<Value>, RedisError> {
+        if count == 0 {
             return Ok(Vec::new());
         }
         let (to, replies) = oneshot::channel();
-        let due = DueReply::Several { left, replies: Vec::with_capacity(left), to };
-        let packed = commands.get_packed_pipeline();
-        self.push(due, |commands| commands.extend_from_slice(&packed))?;
+        self.push(
+            DueReply::Several { left: count, replies: Vec::with_capacity(count), to },
+            commands,
+        )?;
         replies.await.map_err(|_| ended())
     }
 
-    fn push(&self, due: DueReply, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), RedisError> {
+    fn push(&self, due: DueReply, commands: &[u8]) -> Result<(), RedisError> {
         let mut requests = self.requests();
         if requests.has_ended {
             return Err(ended());
         }
-        write(&mut requests.commands);
+        requests.commands.extend_from_slice(commands);
         requests.due.push_back(due);
         let io = requests.io.take();
         drop(requests);

@@ -1,5 +1,6 @@
 //! Byte streams to servers, and the handshake of a new connection.
 
+pub(crate) mod command;
 pub(crate) mod direct;
 pub(crate) mod handshake;
 pub(crate) mod io_task;

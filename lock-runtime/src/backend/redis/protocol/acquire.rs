@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::slice;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Value;
 
 use crate::backend::redis::conn::path::Path;
+use crate::backend::redis::net::command::CommandWriter;
 use crate::backend::redis::net::handshake::PushSupport;
 use crate::backend::redis::protocol::script::{ACQUIRE, By, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{
@@ -18,7 +19,6 @@ use crate::backend::redis::protocol::value::{
 };
 use crate::backend::redis::protocol::wait_queue::{LockValue, recheck_interval};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, WaitMode};
-use crate::base::clock::Instant;
 use crate::base::jitter;
 
 /// The command that carries an acquire request.
@@ -91,8 +91,7 @@ impl ScriptedServer {
         hint: RouteHint,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let now = self.clock.now();
-        let forms = requests.iter().map(|request| self.form(request, now)).collect();
+        let forms = requests.iter().map(|request| self.form(request)).collect();
         self.acquire_as(forms, hint, requests).await
     }
 
@@ -119,7 +118,9 @@ impl ScriptedServer {
         form: RequestForm,
         request: &AcquireRequest,
     ) -> Result<AcquireReply, BackendError> {
-        let command = |by| self.command(slice::from_ref(request), form, by);
+        let command = |by, out: &mut CommandWriter<'_>| {
+            self.command(slice::from_ref(request), form, by, out);
+        };
         self.read(form, &self.run_one(path, hint, is_tracked, &command).await?)
     }
 
@@ -175,9 +176,9 @@ impl ScriptedServer {
         requests: &[AcquireRequest],
         calls: &[Range<usize>],
     ) -> SharedReplies<AcquireReply> {
-        let command = |call: Range<usize>, by| {
+        let command = |call: Range<usize>, by, out: &mut CommandWriter<'_>| {
             let form = forms[call.start];
-            self.command(&requests[call], form, by)
+            self.command(&requests[call], form, by, out);
         };
         let split = |call: Range<usize>, answer, replies: &mut Vec<_>| {
             self.split(forms[call.start], call.len(), &answer, replies);
@@ -185,11 +186,11 @@ impl ScriptedServer {
         self.run_shared(path, hint, is_tracked, calls, &command, &split).await
     }
 
-    /// The form in which `request` is sent at `now`.
-    pub(crate) fn form(&self, request: &AcquireRequest, now: Instant) -> RequestForm {
+    /// The form in which `request` is sent now.
+    pub(crate) fn form(&self, request: &AcquireRequest) -> RequestForm {
         let queues = request.enqueue && self.keeps_wait_queues();
         match (&*request.keys, request.attempt) {
-            ([key], 0) if queues && self.contended.contains(key, now) => RequestForm::Queue,
+            ([key], 0) if queues && self.contended.contains(key) => RequestForm::Queue,
             // The usual case in one plain command. It has to be the first attempt, as the command does not recognise
             // an earlier attempt by the same owner. Its reply has no remaining time.
             ([_], 0) if !request.fencing => RequestForm::Set,
@@ -198,9 +199,15 @@ impl ScriptedServer {
         }
     }
 
-    /// The command for `requests`: one, or several that share a script.
-    fn command(&self, requests: &[AcquireRequest], form: RequestForm, by: By) -> Cmd {
-        let [request, ..] = requests else { return Cmd::new() };
+    /// Writes the command for `requests`: one, or several that share a script.
+    fn command(
+        &self,
+        requests: &[AcquireRequest],
+        form: RequestForm,
+        by: By,
+        out: &mut CommandWriter<'_>,
+    ) {
+        let [request, ..] = requests else { return };
         let value =
             |request: &AcquireRequest| LockValue::new(self.token(&request.owner), request.label);
         let ttl = millis(request.kept_for());
@@ -208,21 +215,17 @@ impl ScriptedServer {
         let fences = counter.as_ref().map_or(0, |_| u64::from(request.extra_fences) + 1);
         match (form, &*request.keys) {
             (RequestForm::Set, [key]) => {
-                let mut set = Cmd::with_capacity(6, 6 * 48);
-                set.arg("SET").arg(key.as_str()).arg(value(request)).arg("NX").arg("PX").arg(ttl);
-                set
+                out.arg("SET").arg(key.as_str()).arg(value(request)).arg("NX").arg("PX").arg(ttl);
             }
             (RequestForm::Queue, [key]) => {
                 let value = value(request);
-                let mut call = WAIT_QUEUE.call(by, 2 + usize::from(request.fencing), 5);
+                let call = WAIT_QUEUE.call(out, by, 2 + usize::from(request.fencing));
                 call.arg(key.as_str()).arg(self.keyspace.wait_queue(key)).arg(counter);
                 call.arg("claim").arg(value.token()).arg(ttl).arg(fences).arg(value.text());
-                call
             }
             (_, keys) => {
                 let locks = keys.len() * requests.len();
-                let args = 3 + requests.len();
-                let mut call = ACQUIRE.call(by, locks + usize::from(request.fencing), args);
+                let call = ACQUIRE.call(out, by, locks + usize::from(request.fencing));
                 for key in requests.iter().flat_map(|request| request.keys.iter()) {
                     call.arg(key.as_str());
                 }
@@ -230,7 +233,6 @@ impl ScriptedServer {
                 for request in requests {
                     call.arg(value(request));
                 }
-                call
             }
         }
     }
@@ -342,7 +344,7 @@ impl ScriptedServer {
                     None
                 };
                 if let (1.., [key]) = (waiting, &*request.keys) {
-                    self.contended.note(key.as_str(), self.clock.now());
+                    self.contended.note(key.as_str());
                 }
                 let reserved = u32::try_from(fences.max(1) - 1).unwrap_or(u32::MAX);
                 // Without the right to publish, this process cannot tell a holder that it waits; so the holder's
@@ -359,7 +361,7 @@ impl ScriptedServer {
             }
             AcquireReply::Queued { expires_in, rank, .. } => {
                 if let [key] = &*request.keys {
-                    self.contended.note(key.as_str(), self.clock.now());
+                    self.contended.note(key.as_str());
                 }
                 let recheck = jitter::below(recheck_interval(rank));
                 let retry_after = match expires_in {

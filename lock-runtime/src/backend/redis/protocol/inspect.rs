@@ -1,8 +1,9 @@
 //! Reads a lock and its wait queue on one server with scripts.
 
-use redis::{Cmd, Value};
+use redis::Value;
 
 use crate::backend::redis::conn::path::Path;
+use crate::backend::redis::net::command::CommandWriter;
 use crate::backend::redis::protocol::script::{By, INSPECT};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
 use crate::backend::redis::protocol::value::{duration, unexpected};
@@ -27,20 +28,19 @@ impl ScriptedServer {
     ) -> Vec<Result<Inspection, BackendError>> {
         // While a slot moves, a lock and its queue may be at two servers.
         let has_queue = hint == RouteHint::Direct && self.keeps_wait_queues();
-        let command = |at: usize, by| {
+        let command = |at: usize, by, out: &mut CommandWriter<'_>| {
             let key = &keys[at];
-            command(by, key, has_queue.then(|| self.keyspace.wait_queue(key)))
+            command(by, key, has_queue.then(|| self.keyspace.wait_queue(key)), out);
         };
-        let replies = self.run_named(Path::Background, hint, false, keys.len(), command).await;
+        let replies = self.run_named(Path::Background, hint, false, keys.len(), &command).await;
         replies.into_iter().map(|reply| inspection(&reply?)).collect()
     }
 }
 
 /// The call that reads `key`, and its wait queue if there is one.
-pub(crate) fn command(by: By, key: &Key, queue: Option<String>) -> Cmd {
-    let mut call = INSPECT.call(by, 1 + usize::from(queue.is_some()), 1);
+pub(crate) fn command(by: By, key: &Key, queue: Option<String>, out: &mut CommandWriter<'_>) {
+    let call = INSPECT.call(out, by, 1 + usize::from(queue.is_some()));
     call.arg(key.as_str()).arg(queue).arg(Inspection::MAX_WAITERS);
-    call
 }
 
 /// What the reply to [`command`] says about the lock, and the rest of the reply. `None` for a free lock.

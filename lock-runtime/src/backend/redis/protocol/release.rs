@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Value;
 
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::command::CommandWriter;
 use crate::backend::redis::protocol::script::{By, RELEASE, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{
     RouteHint, ScriptedServer, SharedReplies, replace, shared_calls,
@@ -14,7 +15,6 @@ use crate::backend::redis::protocol::scripted_server::{
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::protocol::wait_queue::{QueueToken, ValueStart, recheck_interval};
 use crate::backend::{BackendError, FailureKind, ReleaseOutcome, ReleaseRequest};
-use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::key::Key;
 
@@ -54,9 +54,11 @@ impl ScriptedServer {
         hint: RouteHint,
         request: &ReleaseRequest,
     ) -> Result<ReleaseOutcome, BackendError> {
-        let answer = match self.release_command(request, self.clock.now()) {
+        let answer = match self.release_command(request) {
             ReleaseCommand::Delete(deletion) => {
-                let command = |by| deletion_command([&deletion].into_iter(), by);
+                let command = |by, out: &mut CommandWriter<'_>| {
+                    delete([&deletion].into_iter(), by, out);
+                };
                 let answer = self.run_one(Path::Foreground, hint, false, &command).await?;
                 match outcome(answer)? {
                     0 if self.cannot_notify(request) => return Err(cannot_notify()),
@@ -79,7 +81,7 @@ impl ScriptedServer {
         hint: RouteHint,
         release: &QueueRelease<'_>,
     ) -> Result<i64, BackendError> {
-        let command = |by| release.command(&self.keyspace, by);
+        let command = |by, out: &mut CommandWriter<'_>| release.command(&self.keyspace, by, out);
         outcome(self.run_one(Path::Background, hint, false, &command).await?)
     }
 
@@ -88,20 +90,21 @@ impl ScriptedServer {
         hint: RouteHint,
         requests: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        let now = self.clock.now();
         let commands: Vec<_> =
-            requests.iter().map(|request| self.release_command(request, now)).collect();
+            requests.iter().map(|request| self.release_command(request)).collect();
         let deletes = |at: usize| commands[at].deletion().is_some();
         let path =
             if (0..commands.len()).all(deletes) { Path::Foreground } else { Path::Background };
         let most = self.max_shared(hint);
         let calls = shared_calls(commands.len(), |_| most, |a, b| deletes(a) && deletes(b));
-        let command = |call: Range<usize>, by| match &commands[call.start] {
-            ReleaseCommand::Queue(release) => release.command(&self.keyspace, by),
-            ReleaseCommand::Delete(_) => {
-                deletion_command(commands[call].iter().filter_map(ReleaseCommand::deletion), by)
-            }
-        };
+        let command =
+            |call: Range<usize>, by, out: &mut CommandWriter<'_>| match &commands[call.start] {
+                ReleaseCommand::Queue(release) => release.command(&self.keyspace, by, out),
+                ReleaseCommand::Delete(_) => {
+                    let deletions = commands[call].iter().filter_map(ReleaseCommand::deletion);
+                    delete(deletions, by, out);
+                }
+            };
         let split = |call: Range<usize>, answer, answers: &mut Vec<_>| {
             split(call.len(), answer, answers);
         };
@@ -117,8 +120,10 @@ impl ScriptedServer {
         if !again.is_empty() {
             let queued: Vec<_> =
                 again.iter().map(|at| self.queue_release(&requests[*at])).collect();
-            let command = |at: usize, by| queued[at].command(&self.keyspace, by);
-            let more = self.run_named(Path::Background, hint, false, queued.len(), command).await;
+            let command = |at: usize, by, out: &mut CommandWriter<'_>| {
+                queued[at].command(&self.keyspace, by, out);
+            };
+            let more = self.run_named(Path::Background, hint, false, queued.len(), &command).await;
             let more = more.into_iter().map(|answer| outcome(answer?)).collect();
             replace(&mut answers, &again, more);
         }
@@ -126,12 +131,12 @@ impl ScriptedServer {
         outcomes.map(|(request, answer)| self.released(request, answer?)).collect()
     }
 
-    fn release_command<'a>(&self, request: &'a ReleaseRequest, now: Instant) -> ReleaseCommand<'a> {
+    fn release_command<'a>(&self, request: &'a ReleaseRequest) -> ReleaseCommand<'a> {
         match &*request.lease.keys {
             [key]
                 if request.free_after.is_zero()
                     && request.successor.is_none()
-                    && !self.contended.contains(key, now) =>
+                    && !self.contended.contains(key) =>
             {
                 let token = self.token(&request.lease.owner);
                 ReleaseCommand::Delete(Deletion { key, token })
@@ -162,8 +167,7 @@ impl ScriptedServer {
             1 => Ok(ReleaseOutcome::Freed),
             2 => Ok(ReleaseOutcome::SuccessorGranted),
             3 => {
-                let now = self.clock.now();
-                request.lease.keys.iter().for_each(|key| self.contended.note(key.as_str(), now));
+                request.lease.keys.iter().for_each(|key| self.contended.note(key.as_str()));
                 let retry_after = jitter::below(recheck_interval(0));
                 Ok(ReleaseOutcome::SuccessorQueued { retry_after })
             }
@@ -214,22 +218,24 @@ impl<'a> ReleaseCommand<'a> {
     }
 }
 
-fn deletion_command<'a>(deletions: impl Iterator<Item = &'a Deletion<'a>> + Clone, by: By) -> Cmd {
-    let count = deletions.clone().count();
-    let mut call = RELEASE.call(by, count, count);
+fn delete<'a>(
+    deletions: impl Iterator<Item = &'a Deletion<'a>> + Clone,
+    by: By,
+    out: &mut CommandWriter<'_>,
+) {
+    let call = RELEASE.call(out, by, deletions.clone().count());
     for deletion in deletions.clone() {
         call.arg(deletion.key.as_str());
     }
     for deletion in deletions {
         call.arg(ValueStart(deletion.token));
     }
-    call
 }
 
 impl QueueRelease<'_> {
-    fn command(&self, keyspace: &Keyspace, by: By) -> Cmd {
+    fn command(&self, keyspace: &Keyspace, by: By, out: &mut CommandWriter<'_>) {
         let ReleaseRequest { lease, free_after, barging_window, .. } = self.request;
-        let mut call = WAIT_QUEUE.call(by, 2 * lease.keys.len(), 7);
+        let call = WAIT_QUEUE.call(out, by, 2 * lease.keys.len());
         for key in lease.keys.iter() {
             call.arg(key.as_str());
         }
@@ -243,6 +249,5 @@ impl QueueRelease<'_> {
             None => call.arg("").arg("0"),
         };
         call.arg(millis(*barging_window));
-        call
     }
 }

@@ -4,6 +4,7 @@ use redis::Value;
 
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
+use crate::backend::redis::net::command::CommandWriter;
 use crate::backend::redis::protocol::script::RENEW;
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, shared_calls};
 use crate::backend::redis::protocol::value::{millis, unexpected};
@@ -58,10 +59,10 @@ impl ScriptedServer {
         };
         let most = |first: usize| (max_locks / leases[first].keys.len().max(1)).max(1);
         let calls = shared_calls(leases.len(), most, may_share);
-        let command = |at: usize, by| {
+        let command = |at: usize, by, out: &mut CommandWriter<'_>| {
             let chunk = &leases[calls[at].clone()];
             let (ttl, locks) = (chunk[0].kept_for(), chunk[0].keys.len());
-            let mut call = RENEW.call(by, locks * chunk.len(), 2 + chunk.len());
+            let call = RENEW.call(out, by, locks * chunk.len());
             for key in chunk.iter().flat_map(|lease| lease.keys.iter()) {
                 call.arg(key.as_str());
             }
@@ -69,10 +70,9 @@ impl ScriptedServer {
             for lease in chunk {
                 call.arg(lease.owner.as_bytes());
             }
-            call
         };
         // The script reads the locks, so tracking reports a lock that is deleted or overwritten.
-        let answers = self.run(Path::Background, hint, true, calls.len(), command).await;
+        let answers = self.run(Path::Background, hint, true, calls.len(), &command).await;
         let mut outcomes = Vec::with_capacity(leases.len());
         for (call, answer) in calls.iter().zip(answers) {
             let chunk = &leases[call.clone()];

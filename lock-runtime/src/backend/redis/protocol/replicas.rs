@@ -25,6 +25,7 @@ use tokio::time::timeout;
 use crate::backend::BackendConfig;
 use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::net::command::library_command;
 use crate::backend::redis::net::progress::OpenDeadline;
 use crate::backend::redis::protocol::script::{By, CONFIRM};
 use crate::backend::redis::protocol::value::millis;
@@ -240,12 +241,13 @@ impl ReplicaWorker {
 }
 
 fn confirmation(by: By, keys: &[Key], owner: &[u8], ttl: Duration) -> Cmd {
-    let mut call = CONFIRM.call(by, keys.len(), 2);
-    for key in keys {
-        call.arg(key.as_str());
-    }
-    call.arg(owner).arg(millis(ttl));
-    call
+    library_command(|out| {
+        let call = CONFIRM.call(out, by, keys.len());
+        for key in keys {
+            call.arg(key.as_str());
+        }
+        call.arg(owner).arg(millis(ttl));
+    })
 }
 
 #[cold]

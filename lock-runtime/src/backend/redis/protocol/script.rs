@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use once_cell::sync::Lazy;
-use redis::{Cmd, Value};
+use redis::Value;
 
 use crate::backend::BackendError;
 use crate::backend::redis::conn::connection::{Connection, ServerAnswer};
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::command::{CommandWriter, library_command};
 use crate::backend::redis::server_error;
 
 /// The text of a script, and the hash by which a server knows it after the first call by text.
@@ -44,51 +45,61 @@ pub(crate) enum By {
     Text,
 }
 
+/// Writes one command.
+pub(crate) type WriteCall<'a> = dyn Fn(By, &mut CommandWriter<'_>) + Send + Sync + 'a;
+
+/// Writes one of several commands, by its place.
+pub(crate) type WriteNthCall<'a> = dyn Fn(usize, By, &mut CommandWriter<'_>) + Send + Sync + 'a;
+
 impl Script {
     pub(crate) fn new(text: impl Into<Cow<'static, str>>) -> Self {
         let text = text.into();
         Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }
 
-    /// The start of a call with `keys` keys and about `args` arguments; the caller appends both.
-    pub(crate) fn call(&self, by: By, keys: usize, args: usize) -> Cmd {
-        const USUAL_SIZE: usize = 48;
+    /// Writes the start of a call with `keys` keys. The caller appends the keys, and the arguments after them.
+    pub(crate) fn call<'a, 'b>(
+        &self,
+        out: &'a mut CommandWriter<'b>,
+        by: By,
+        keys: usize,
+    ) -> &'a mut CommandWriter<'b> {
         let (command, script) = match by {
             By::Hash => ("EVALSHA", self.sha.as_str()),
             By::Text => ("EVAL", &*self.text),
         };
-        let mut call = Cmd::with_capacity(3 + keys + args, (4 + keys + args) * USUAL_SIZE);
-        call.arg(command).arg(script).arg(keys);
-        call
+        out.arg(command).arg(script).arg(keys)
     }
 }
 
-/// Sends one command after `prelude`. A script is sent by its hash, and once more by its text if the server does not know the
+/// Sends the command that `command` writes, after `prelude`. A script is sent by its hash, and once more by its text if the server does not know the
 /// hash.
 pub(crate) async fn run_one(
     connection: &Connection,
     path: Path,
     prelude: Prelude,
-    command: &(dyn Fn(By) -> Cmd + Send + Sync),
+    command: &WriteCall<'_>,
 ) -> Result<Value, BackendError> {
-    let mut answer = connection.try_send_after(path, prelude, command(By::Hash)).await?;
+    let by_hash = |out: &mut CommandWriter<'_>| command(By::Hash, out);
+    let mut answer = connection.try_send_after(path, prelude, &by_hash).await?;
     if answer.as_ref().is_err_and(server_error::is_unknown_script) {
-        answer = connection.try_send_after(path, prelude, command(By::Text)).await?;
+        let by_text = |out: &mut CommandWriter<'_>| command(By::Text, out);
+        answer = connection.try_send_after(path, prelude, &by_text).await?;
     }
     answer.map_err(|error| connection.failure(error))
 }
 
-/// Sends `count` commands in one write, each after `prelude`. Scripts are sent by their hash. Those that the server does not know
+/// Sends `count` commands in one write, each after `prelude`. `command` writes them. Scripts are sent by their hash. Those that the server does not know
 /// are sent once more, the first command of each by the text of the script.
 pub(crate) async fn run(
     connection: &Connection,
     path: Path,
     count: usize,
     prelude: Prelude,
-    command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    command: &WriteNthCall<'_>,
 ) -> Vec<Result<Value, BackendError>> {
-    let by_hash = (0..count).map(|at| command(at, By::Hash));
-    let answers = match connection.send_after(path, prelude, by_hash).await {
+    let by_hash = |at: usize, out: &mut CommandWriter<'_>| command(at, By::Hash, out);
+    let answers = match connection.send_after(path, prelude, count, &by_hash).await {
         Ok(answers) => answers,
         Err(error) => return vec![Err(error); count],
     };
@@ -103,16 +114,17 @@ pub(crate) async fn run(
         if unknown.is_empty() {
             break;
         }
-        let mut known = HashSet::<Vec<u8>>::new();
-        let commands = unknown.iter().map(|at| {
-            let by_hash = command(*at, By::Hash);
-            match hash_of(&by_hash) {
-                Some(hash) if once && known.contains(hash) => return by_hash,
-                hash => known.extend(hash.map(<[u8]>::to_vec)),
-            }
-            command(*at, By::Text)
-        });
-        let answers = match connection.send_after(path, prelude, commands).await {
+        let mut known = HashSet::new();
+        let form = |at: &usize| {
+            let is_new = known.insert(hash_of(&|out| command(*at, By::Hash, out)));
+            (*at, if once && !is_new { By::Hash } else { By::Text })
+        };
+        let forms: Vec<_> = unknown.iter().map(form).collect();
+        let command = |n: usize, out: &mut CommandWriter<'_>| {
+            let (at, by) = forms[n];
+            command(at, by, out);
+        };
+        let answers = match connection.send_after(path, prelude, forms.len(), &command).await {
             Ok(answers) => answers,
             Err(error) => {
                 unknown.into_iter().for_each(|at| outcomes[at] = Err(error.clone()));
@@ -131,10 +143,10 @@ pub(crate) async fn run(
     outcomes
 }
 
-/// The hash of the script that `command` runs.
-fn hash_of(command: &Cmd) -> Option<&[u8]> {
-    command.args_iter().nth(1).and_then(|arg| match arg {
-        redis::Arg::Simple(hash) => Some(hash),
+/// The hash of the script that `command` calls.
+fn hash_of(command: &dyn Fn(&mut CommandWriter<'_>)) -> Option<Vec<u8>> {
+    library_command(command).args_iter().nth(1).and_then(|arg| match arg {
+        redis::Arg::Simple(hash) => Some(hash.to_vec()),
         _ => None,
     })
 }
@@ -151,9 +163,10 @@ pub(crate) async fn refusal(
 ) -> Result<Option<BackendError>, BackendError> {
     let call = || {
         let probe = keyspace.probe(slot);
-        let mut call = RELEASE.call(By::Text, 2, 1);
-        call.arg(probe.as_str()).arg(keyspace.wait_queue(&probe)).arg("");
-        call
+        library_command(|out| {
+            let call = RELEASE.call(out, By::Text, 2);
+            call.arg(probe.as_str()).arg(keyspace.wait_queue(&probe)).arg("");
+        })
     };
     let mut answer = connection.try_send(&call()).await?;
     if answer.as_ref().is_err_and(server_error::crosses_slots) && !keyspace.is_tagged() {

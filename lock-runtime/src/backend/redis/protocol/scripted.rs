@@ -20,7 +20,7 @@ use crate::backend::{
     Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome,
     ReleaseRequest, Warning,
 };
-use crate::base::clock::{Clock, Instant};
+use crate::base::clock::Clock;
 use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::exec::foreground::ForegroundPlace;
@@ -66,14 +66,12 @@ impl Scripted {
 }
 
 impl Scripted {
-    /// Sends `requests` at `sent`.
     async fn acquire_all(
         &self,
         requests: &[AcquireRequest],
-        sent: Instant,
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let forms: Vec<_> =
-            requests.iter().map(|request| self.server.form(request, sent)).collect();
+        let sent = self.clock.now();
+        let forms: Vec<_> = requests.iter().map(|request| self.server.form(request)).collect();
         let is_new = |(request, form): &(&AcquireRequest, &RequestForm)| {
             request.attempt == 0 && **form == RequestForm::Queue
         };
@@ -97,15 +95,14 @@ impl Backend for Scripted {
         &self,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let sent = self.clock.now();
         // The usual request: no message answers it.
         if let ([request], None) = (requests, &self.replicas) {
-            let form = self.server.form(request, sent);
+            let form = self.server.form(request);
             if form != RequestForm::Queue {
                 return vec![self.server.acquire_one(form, RouteHint::Direct, request).await];
             }
         }
-        Box::pin(self.acquire_all(requests, sent)).await
+        Box::pin(self.acquire_all(requests)).await
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {

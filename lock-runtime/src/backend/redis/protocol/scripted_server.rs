@@ -13,17 +13,17 @@ use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::diagnostics::{self, Info};
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::command::{CommandWriter, library_command};
 use crate::backend::redis::net::handshake::{PushConfig, QueueChannel};
 use crate::backend::redis::net::progress::OpenDeadline;
 use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::protocol::contended_keys::ContendedKeys;
-use crate::backend::redis::protocol::script::{self, By, WAIT_QUEUE};
+use crate::backend::redis::protocol::script::{self, By, WAIT_QUEUE, WriteCall, WriteNthCall};
 use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::redis::protocol::value::{lease_status, read_holders};
 use crate::backend::redis::protocol::wait_queue::QueueToken;
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, LeaseRef, LeaseStatus, Owner, Warning};
-use crate::base::clock::Clock;
 use crate::exec::events;
 
 /// A server that keeps locks by scripts: all of a store, or one master of a cluster.
@@ -32,7 +32,6 @@ use crate::exec::events;
 pub(crate) struct ScriptedServer {
     pub(super) connection: Connection,
     pub(super) push_handler: Arc<PushHandler>,
-    pub(super) clock: Clock,
     pub(super) keyspace: Keyspace,
     pub(super) contended: Arc<ContendedKeys>,
     /// Part of every token of this pool; `None` if the first connection could not receive messages on it.
@@ -132,7 +131,7 @@ impl ScriptedServer {
             events::backend_warning(&server, &warning);
         }
         let channel = connection.push_support().queue.then_some(channel);
-        Ok(Self { connection, push_handler, clock, keyspace, contended, channel, scope })
+        Ok(Self { connection, push_handler, keyspace, contended, channel, scope })
     }
 
     pub(crate) fn connection(&self) -> &Connection {
@@ -166,8 +165,9 @@ impl ScriptedServer {
         hint: RouteHint,
         leases: &[LeaseRef],
     ) -> Vec<Result<LeaseStatus, BackendError>> {
-        let command = |at: usize, _| read_holders(&leases[at].keys);
-        let replies = self.run(Path::Background, hint, false, leases.len(), command).await;
+        let command =
+            |at: usize, _, out: &mut CommandWriter<'_>| read_holders(&leases[at].keys, out);
+        let replies = self.run(Path::Background, hint, false, leases.len(), &command).await;
         let status = |(lease, reply): (&LeaseRef, Result<Value, _>)| {
             reply.map(|holders| lease_status(&lease.owner, &holders))
         };
@@ -215,7 +215,7 @@ impl ScriptedServer {
         hint: RouteHint,
         is_tracked: bool,
         count: usize,
-        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+        command: &WriteNthCall<'_>,
     ) -> Vec<Result<Value, BackendError>> {
         let prelude = self.prelude(hint, is_tracked);
         script::run(&self.connection, path, count, prelude, command).await
@@ -228,7 +228,7 @@ impl ScriptedServer {
         path: Path,
         hint: RouteHint,
         is_tracked: bool,
-        command: &(dyn Fn(By) -> Cmd + Send + Sync),
+        command: &WriteCall<'_>,
     ) -> Result<Value, BackendError> {
         let were_tagged = self.keyspace.is_tagged();
         let prelude = self.prelude(hint, is_tracked);
@@ -248,10 +248,10 @@ impl ScriptedServer {
         hint: RouteHint,
         is_tracked: bool,
         count: usize,
-        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+        command: &WriteNthCall<'_>,
     ) -> Vec<Result<Value, BackendError>> {
         let were_tagged = self.keyspace.is_tagged();
-        let mut answers = self.run(path, hint, is_tracked, count, &command).await;
+        let mut answers = self.run(path, hint, is_tracked, count, command).await;
         if were_tagged || !answers.iter().any(Result::is_err) {
             return answers;
         }
@@ -259,8 +259,8 @@ impl ScriptedServer {
         let refused: Vec<_> = (0..count).filter(crosses).collect();
         if !refused.is_empty() {
             self.keyspace.use_tags();
-            let command = |n: usize, by| command(refused[n], by);
-            let more = self.run(path, hint, is_tracked, refused.len(), command).await;
+            let command = |n: usize, by, out: &mut CommandWriter<'_>| command(refused[n], by, out);
+            let more = self.run(path, hint, is_tracked, refused.len(), &command).await;
             replace(&mut answers, &refused, more);
         }
         answers
@@ -290,11 +290,12 @@ impl ScriptedServer {
         hint: RouteHint,
         is_tracked: bool,
         calls: &[Range<usize>],
-        command: &(dyn Fn(Range<usize>, By) -> Cmd + Send + Sync),
+        command: &(dyn Fn(Range<usize>, By, &mut CommandWriter<'_>) + Send + Sync),
         split: &Split<'_, T>,
     ) -> SharedReplies<T> {
-        let of_call = |at: usize, by| command(calls[at].clone(), by);
-        let answers = self.run_named(path, hint, is_tracked, calls.len(), of_call).await;
+        let of_call =
+            |at: usize, by, out: &mut CommandWriter<'_>| command(calls[at].clone(), by, out);
+        let answers = self.run_named(path, hint, is_tracked, calls.len(), &of_call).await;
         let mut replies = Vec::with_capacity(calls.iter().map(Range::len).sum());
         let (mut places, mut apart) = (Vec::new(), Vec::new());
         for (call, answer) in calls.iter().zip(answers) {
@@ -354,10 +355,11 @@ pub(super) fn replace<T>(answers: &mut [T], places: &[usize], more: Vec<T>) {
 
 /// Tests that the user may run every command of a wait queue, and that messages on the pool's channel arrive.
 fn queue_probe(keyspace: &Keyspace, slot: u16, token: &QueueToken) -> Cmd {
-    let mut call = WAIT_QUEUE.call(By::Text, 2, 2);
     let lock = keyspace.probe(slot);
-    call.arg(lock.as_str()).arg(keyspace.wait_queue(&lock)).arg("probe").arg(token.as_bytes());
-    call
+    library_command(|out| {
+        let call = WAIT_QUEUE.call(out, By::Text, 2);
+        call.arg(lock.as_str()).arg(keyspace.wait_queue(&lock)).arg("probe").arg(token.as_bytes());
+    })
 }
 
 #[cold]

@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::command::library_command;
 use crate::backend::redis::net::handshake::PushConfig;
 use crate::backend::redis::net::progress::OpenDeadline;
 use crate::backend::redis::net::shard_channel::MessageScope;
@@ -461,7 +462,8 @@ impl Backend for Scriptless {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        let holders = self.connection.send(&read_holders(&lease.keys)).await?;
+        let holders =
+            self.connection.send(&library_command(|out| read_holders(&lease.keys, out))).await?;
         Ok(lease_status(&lease.owner, &holders))
     }
 

@@ -36,9 +36,9 @@ impl SharedState {
         let BackendConfig { clock, request_timeout, .. } = config;
         let limits = config.limits();
         let (found, unclaimed) = mpsc::unbounded_channel();
-        let contended = Arc::<ContendedKeys>::default();
+        let contended = Arc::new(ContendedKeys::new(clock));
         let noted = contended.clone();
-        let push_handler = PushHandler::new(found, move |key| noted.note(key, clock.now()));
+        let push_handler = PushHandler::new(found, move |key| noted.note(key));
         let channel = Channel::random()?;
         Ok((
             Self { keyspace, push_handler, contended, channel, clock, request_timeout, limits },

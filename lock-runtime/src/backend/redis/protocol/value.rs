@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Value;
 
+use crate::backend::redis::net::command::CommandWriter;
 use crate::backend::redis::protocol::wait_queue::is_of;
 use crate::backend::{BackendError, FailureKind, LeaseStatus, Owner, WaitMode};
 use crate::base::fence::Fence;
@@ -29,12 +30,11 @@ pub(crate) fn minted(number: i64) -> Option<Fence> {
 }
 
 /// Reads the values of `keys`. A key of another type has no value in the reply.
-pub(crate) fn read_holders(keys: &[Key]) -> Cmd {
-    let mut mget = redis::cmd("MGET");
+pub(crate) fn read_holders(keys: &[Key], out: &mut CommandWriter<'_>) {
+    out.arg("MGET");
     for key in keys {
-        mget.arg(key.as_str());
+        out.arg(key.as_str());
     }
-    mget
 }
 
 /// `Held` if every value in the reply to [`read_holders`] is a token of `owner`.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use once_cell::sync::Lazy;
-use redis::{Cmd, Value};
+use redis::Value;
 
 use crate::backend::redis::keyspace::BallotLog;
+use crate::backend::redis::net::command::CommandWriter;
 use crate::backend::redis::protocol::inspect;
 use crate::backend::redis::protocol::script::{By, RELEASE, Script};
-use crate::backend::redis::protocol::value::{millis, unexpected};
+use crate::backend::redis::protocol::value::{millis, read_holders, unexpected};
 use crate::backend::redis::quorum::fence_block::{FenceBlock, SYNCHRONISE};
 use crate::backend::redis::quorum::vote_count::Vote;
 use crate::backend::{BackendError, FailureKind, Owner, OwnerInfo};
@@ -162,33 +163,27 @@ impl BallotRequest {
         Self { operation, keys: [key.clone()].into(), token, ttl, block: None }
     }
 
-    /// The command for a node with this ballot log. While a slot of a cluster moves, the log may be on another server
+    /// Writes the command for a node with this ballot log. While a slot of a cluster moves, the log may be on another server
     /// than the lock. Without a log, an existing lock is extended or freed, and no ballot number is recorded.
-    pub(crate) fn command(&self, by: By, book: Option<&BallotLog>) -> Cmd {
+    pub(crate) fn command(&self, by: By, book: Option<&BallotLog>, out: &mut CommandWriter<'_>) {
         let ttl = millis(self.ttl);
         let noted = self.block.zip(book);
         let operation = match (self.operation, &*self.keys) {
             (BallotOperation::Set, [key]) => {
-                let mut set = Cmd::with_capacity(6, 6 * 48);
-                set.arg("SET").arg(key.as_str()).arg(self.token.encoded());
-                set.arg("NX").arg("PX").arg(ttl);
-                return set;
+                out.arg("SET").arg(key.as_str()).arg(self.token.encoded());
+                out.arg("NX").arg("PX").arg(ttl);
+                return;
             }
-            (BallotOperation::Inspect, [key]) => return inspect::command(by, key, None),
+            (BallotOperation::Inspect, [key]) => return inspect::command(by, key, None, out),
             (BallotOperation::Read | BallotOperation::Inspect, keys) => {
-                let mut get = redis::cmd("MGET");
-                for key in keys {
-                    get.arg(key.as_str());
-                }
-                return get;
+                return read_holders(keys, out);
             }
             // The usual case: a script that only compares and deletes is enough.
             (BallotOperation::Release | BallotOperation::Withdraw, [key])
                 if self.ttl.is_zero() && self.block.is_none() && self.token.attempt.is_some() =>
             {
-                let mut call = RELEASE.call(by, 1, 1);
-                call.arg(key.as_str()).arg(self.token.encoded());
-                return call;
+                RELEASE.call(out, by, 1).arg(key.as_str()).arg(self.token.encoded());
+                return;
             }
             (BallotOperation::Set | BallotOperation::Propose, _) => "propose",
             // A missing lock is not restored for an attempt that is not known to hold it.
@@ -199,7 +194,7 @@ impl BallotRequest {
             (BallotOperation::Withdraw, _) => "withdraw",
         };
         let locks = self.keys.len();
-        let mut call = BALLOT.call(by, locks + usize::from(noted.is_some()), 8);
+        let call = BALLOT.call(out, by, locks + usize::from(noted.is_some()));
         for key in self.keys.iter() {
             call.arg(key.as_str());
         }
@@ -209,11 +204,8 @@ impl BallotRequest {
         let (first, last, most, spare) = noted.map_or((0, 0, 0, 0), |(block, book)| {
             (block.first, block.last, book.max_entries, book.max_idle)
         });
-        let is_end = matches!(self.operation, BallotOperation::Release | BallotOperation::Withdraw);
-        let ttl = if is_end && self.ttl.is_zero() { 0 } else { ttl };
         call.arg(operation).arg(self.token.encoded()).arg(ttl).arg(locks);
         call.arg(first).arg(last).arg(most).arg(spare);
-        call
     }
 
     /// The vote in an answer to [`Set`](BallotOperation::Set) or [`Propose`](BallotOperation::Propose).

@@ -17,6 +17,7 @@ use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::sentinel::Sentinels;
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::keyspace::BallotLog;
+use crate::backend::redis::net::command::CommandWriter;
 use crate::backend::redis::net::handshake::PushConfig;
 use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::net::transport::Dialer;
@@ -99,9 +100,11 @@ impl QuorumNode {
     ) -> Vec<Result<Value, BackendError>> {
         match &self.kind {
             NodeKind::Server(node) => {
-                let command = |at: usize, by| requests[at].command(by, Some(&BallotLog::OF_SERVER));
+                let command = |at: usize, by, out: &mut CommandWriter<'_>| {
+                    requests[at].command(by, Some(&BallotLog::OF_SERVER), out);
+                };
                 let prelude = if is_tracked { Prelude::Caching } else { Prelude::None };
-                script::run(node, Path::Background, requests.len(), prelude, command).await
+                script::run(node, Path::Background, requests.len(), prelude, &command).await
             }
             NodeKind::Cluster(cluster) => {
                 let routed = cluster.router().route(
@@ -110,21 +113,18 @@ impl QuorumNode {
                     IfDivided::SendSeparately,
                     |request| &request.keys,
                     |server, hint, requests| {
-                        let command = move |at: usize, by| {
+                        let command = move |at: usize, by, out: &mut CommandWriter<'_>| {
                             let request: &BallotRequest = &requests[at];
                             let has_log = request.block.is_some()
                                 && (hint == RouteHint::Direct
                                     || request.operation == BallotOperation::Propose);
                             let log = has_log.then(|| BallotLog::of_slot(&request.keys));
-                            request.command(by, log.as_ref())
+                            request.command(by, log.as_ref(), out);
                         };
-                        Box::pin(server.run(
-                            Path::Background,
-                            hint,
-                            is_tracked,
-                            requests.len(),
-                            command,
-                        ))
+                        let (path, count) = (Path::Background, requests.len());
+                        Box::pin(async move {
+                            server.run(path, hint, is_tracked, count, &command).await
+                        })
                     },
                 );
                 routed.await
