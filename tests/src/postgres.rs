@@ -280,6 +280,18 @@ impl PostgresServer {
         }
     }
 
+    /// SIGSTOP for the process with the id `pid`, as the server gives it.
+    ///
+    /// # Panics
+    ///
+    /// If it is no process of this server.
+    #[track_caller]
+    pub fn pause_process(&self, pid: &str) {
+        let is_it = |it: &rustix::process::Pid| it.as_raw_nonzero().to_string() == pid;
+        let pid = self.pids().into_iter().find(is_it).expect("a process of the server");
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("it runs");
+    }
+
     /// SIGCONT.
     pub fn resume(&self) {
         for pid in self.pids() {

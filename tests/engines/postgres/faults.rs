@@ -3,10 +3,10 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use lock_runtime::{ErrorKind, LockPool};
+use lock_runtime::{Credentials, ErrorKind, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, PostgresServer, eventually_async};
@@ -182,6 +182,79 @@ async fn a_statement_of_a_lost_connection_grants_nothing_later() {
     drop(blocker);
     until_nothing_is_left(&server).await;
     cycle(&pool, "order:1").await;
+}
+
+/// The user of other credentials may neither end the process of the lost connection nor see when it was started.
+#[tokio::test]
+async fn a_lost_process_of_another_user_keeps_no_pool_away() {
+    let server = PostgresServer::start();
+    let proxy = FaultProxy::to_port(server.port());
+    // Makes the tables.
+    drop(LockPool::connect(&server.url()).await.unwrap());
+    for user in ["first", "second"] {
+        server.query(&format!("CREATE USER {user}"));
+    }
+    server.query("GRANT ALL ON ALL TABLES IN SCHEMA public TO PUBLIC");
+    let is_second = Arc::new(AtomicBool::new(false));
+    let user = is_second.clone();
+    let given = move || {
+        let user = if user.load(Ordering::SeqCst) { "second" } else { "first" };
+        async move { Ok::<_, std::io::Error>(Credentials::new(user, "")) }
+    };
+    let (far, near) = (proxy.port(), server.port());
+    let url = format!("postgres://127.0.0.1:{far},127.0.0.1:{near}/locks");
+    let builder = LockPool::builder(url).credentials(given).request_timeout(ms(300));
+    let pool = builder.connect_timeout(ms(1_000)).connect().await.unwrap();
+    cycle(&pool, "order:1").await;
+    let lost = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'first'";
+    assert_eq!(server.query(lost), [["2"]]);
+    is_second.store(true, Ordering::SeqCst);
+    proxy.hold(Direction::ToServer);
+    proxy.hold(Direction::ToClient);
+    // An idle session would end after 20 s.
+    eventually_async(ms(15_000), "the pool is back", async || {
+        match pool.lock("order:2").wait(ms(500)).acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+}
+
+/// A statement that waits in that process could still grant a lock.
+#[tokio::test]
+async fn a_process_that_cannot_be_ended_is_named() {
+    let server = PostgresServer::start();
+    let builder = LockPool::builder(server.url()).request_timeout(ms(300));
+    let pool = builder.connect_timeout(ms(1_000)).connect().await.unwrap();
+    cycle(&pool, "order:1").await;
+    let claims = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%lock_lease%' \
+                  AND pid <> pg_backend_pid() ORDER BY state_change DESC LIMIT 1";
+    let stuck = server.query(claims)[0][0].clone();
+    server.pause_process(&stuck);
+    eventually_async(DEADLINE, "the error names the process", async || {
+        let error = pool.lock("order:1").wait(ms(0)).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+        error.to_string().contains(&format!("the PostgreSQL process {stuck} of the last"))
+    })
+    .await;
+    server.resume();
+    eventually_async(DEADLINE, "the pool is back", async || {
+        pool.lock("order:1").wait(ms(0)).acquire().await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tables_that_are_dropped_are_made_again() {
+    let server = PostgresServer::start();
+    let pool = LockPool::builder(server.url()).connect().await.unwrap();
+    cycle(&pool, "order:1").await;
+    server.query("DROP TABLE lock_lease, lock_queue");
+    eventually_async(DEADLINE, "the tables are there again", async || {
+        pool.lock("order:1").wait(ms(0)).acquire().await.is_ok()
+    })
+    .await;
 }
 
 #[tokio::test]

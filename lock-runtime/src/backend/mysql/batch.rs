@@ -14,6 +14,7 @@ use crate::backend::mysql::schema::MysqlStatements;
 use crate::backend::mysql::script::{ByteList, SqlScript};
 use crate::backend::mysql::server_error::{
     LONG_TRANSACTIONS, ends_connection, failure, is_about_info, is_lock_timeout, is_rolled_back,
+    lacks_table,
 };
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::claim_queue::ClaimStep;
@@ -179,7 +180,9 @@ impl<'a> MysqlBatch<'a> {
             Ok(Err((error, done))) => (failure(error), done),
             Err(_) => (no_answer(), 0),
         };
-        if ends_connection(&error) {
+        // The next connection makes tables that were dropped.
+        if ends_connection(&error) || (self.state.connector.database.creates && lacks_table(&error))
+        {
             self.broken = Some(error.clone());
         }
         Err((error, done))

@@ -94,6 +94,11 @@ pub(crate) fn ends_connection(error: &BackendError) -> bool {
     }
 }
 
+/// Whether a table does not exist.
+pub(crate) fn lacks_table(error: &BackendError) -> bool {
+    code(error) == Some(NO_TABLE)
+}
+
 fn code(error: &BackendError) -> Option<u16> {
     match error.cause::<Error>() {
         Some(Error::Server(answer)) => Some(answer.code),
@@ -120,7 +125,8 @@ const READ_ONLY: [u16; 5] = [1047, 1290, 1792, 1836, 1874];
 const PASSING: [u16; 6] = [1206, 1223, 1412, 1615, 3100, 3168];
 /// The server also ends the connection.
 const LONG_PACKET: u16 = 1153;
-const TABLES: [u16; 2] = [1146, 1054];
+const NO_TABLE: u16 = 1146;
+const TABLES: [u16; 2] = [NO_TABLE, 1054];
 /// Shut down, killed, idle for too long, or cut.
 const ENDED: [u16; 9] = [1053, 1927, 3169, 4031, 1152, 1158, 1159, 1160, 1161];
 

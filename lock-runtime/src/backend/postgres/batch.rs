@@ -35,6 +35,8 @@ pub(crate) struct Batch<'a> {
     pub(super) clock: Clock,
     /// The time limit for the answer to one statement.
     limit: Duration,
+    /// Whether a new connection makes missing tables.
+    creates: bool,
     /// Why the connection is no longer usable.
     broken: OnceLock<BackendError>,
 }
@@ -50,10 +52,11 @@ impl<'a> Batch<'a> {
     ) -> Self {
         let limit = 2 * connector.limits.request;
         let (statements, broken) = (&connector.statements, OnceLock::new());
+        let creates = connector.database.creates;
         if !connector.is_last_server(session) {
             broken.get_or_init(moved);
         }
-        Self { session, server, statements, events, channel, clock, limit, broken }
+        Self { session, server, statements, events, channel, clock, limit, creates, broken }
     }
 
     /// Sends all requests and answers each, except the ones that stay in `pending`.
@@ -213,11 +216,15 @@ impl<'a> Batch<'a> {
         Ok(rows)
     }
 
-    /// A server that refuses writes is left: another one may be the primary by now.
+    /// A server that refuses writes is left: another one may be the primary by now. So is a connection whose tables were dropped,
+    /// if the next one makes them.
     fn failed(&self, error: Error) -> BackendError {
-        let is_read_only = error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION);
+        let is_left = match error.code() {
+            Some(code) if *code == SqlState::UNDEFINED_TABLE => self.creates,
+            code => code == Some(&SqlState::READ_ONLY_SQL_TRANSACTION),
+        };
         let error = failure(error);
-        if is_read_only {
+        if is_left {
             self.broken.get_or_init(|| error.clone());
         }
         error

@@ -21,7 +21,7 @@ use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::mutex::Mutex;
 
-/// How long the connection for upkeep is idle before it is checked.
+/// How long a connection is idle before it is checked.
 const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 /// How long a notification of the pool to itself may take.
@@ -101,6 +101,10 @@ impl LinkTask {
         let server = self.state.connector.server();
         loop {
             let idle_until = answered + IDLE_CHECK;
+            let wake_at = match self.purpose {
+                Purpose::Claims => idle_until,
+                Purpose::Upkeep => idle_until.min(self.sweep.due()),
+            };
             tokio::select! {
                 biased;
                 ended = &mut session.ended => {
@@ -112,10 +116,8 @@ impl LinkTask {
                     }
                 }
                 () = std::future::ready(()), if !self.pending.is_empty() => {}
-                () = self.state.clock.sleep_until(idle_until.min(self.sweep.due())),
-                    if self.purpose == Purpose::Upkeep =>
-                {
-                    // A connection that has ended silently receives no notifications.
+                () = self.state.clock.sleep_until(wake_at) => {
+                    // A connection that has ended silently receives no notifications, and the server ends an idle one.
                     jobs.push(StoreJob::Probe(oneshot::channel().0));
                 }
             }
@@ -195,20 +197,28 @@ async fn open(
         Purpose::Upkeep => on_payload(state.events.clone(), probed.clone()),
     };
     let session = state.connector.open(on_payload).await?;
-    let limit = state.connector.limits.connect;
-    let prepared = async {
-        if let Some(lost) = predecessor.filter(|_| session.is_direct) {
-            session.end_process(lost).await?;
-        }
-        Ok(match purpose {
-            Purpose::Claims => None,
-            Purpose::Upkeep => Some(listen(&state.connector, &session, &probed).await?),
-        })
-    };
-    if let Some(channel) = timeout(limit, prepared).await.unwrap_or_else(|_| Err(no_answer()))? {
-        *state.channel.lock() = channel;
+    let limits = state.connector.limits;
+    if let Some(lost) = predecessor.filter(|_| session.is_direct) {
+        // Longer than a statement there may take.
+        let patience = 2 * limits.request + Duration::from_millis(500);
+        let ended = session.end_process(lost, state.clock, patience);
+        let ended = timeout(limits.connect.max(2 * patience), ended).await;
+        ended.unwrap_or_else(|_| Err(not_ended(lost)))?;
+    }
+    if purpose == Purpose::Upkeep {
+        let listening = listen(&state.connector, &session, &probed);
+        let channel = timeout(limits.connect, listening).await.unwrap_or_else(|_| Err(no_answer()));
+        *state.channel.lock() = channel?;
     }
     Ok(session)
+}
+
+/// A statement that waits in the process could still grant a lock.
+#[cold]
+fn not_ended(lost: ServerProcess) -> BackendError {
+    let text = format!("the PostgreSQL process {} of the last connection has not ended", lost.id);
+    BackendError::new(FailureKind::NotApplied, text)
+        .remedy("find out on the server why `pg_terminate_backend` has no effect on it; the locks are available again once it has ended")
 }
 
 /// Passes notifications on.

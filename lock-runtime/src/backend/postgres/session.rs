@@ -26,6 +26,7 @@ use crate::backend::sql::job::closed;
 use crate::backend::sql::locked_rows::LockedRows;
 use crate::backend::tls_files::TlsFiles;
 use crate::backend::{BackendError, FailureKind, Limits};
+use crate::base::clock::Clock;
 use crate::base::error::LockError;
 use crate::base::mutex::{Mutex, MutexGuard};
 
@@ -35,6 +36,10 @@ pub(crate) type OnPayload = Arc<dyn Fn(&str) + Send + Sync>;
 /// Each statement is planned once, by the indexes: a table that was small then may be large later.
 const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_mergejoin=off \
                      -c jit=off";
+
+/// When the server's system ends a connection to a host that is gone, in seconds: as on this side.
+const KEEPALIVES: &str =
+    "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3";
 
 /// Opens connections to one database.
 pub(crate) struct Connector {
@@ -82,7 +87,8 @@ pub(crate) struct Session {
 /// How long a connection may take to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a session learns about itself. Also removes the time limit for idle sessions, where the server has one.
+/// What a session learns about itself. Also sets the time limit for idle sessions, where the server has one: longer than the
+/// time between two checks, and short enough for sessions that nothing uses any longer.
 const INTRODUCTION: &str = "WITH session AS (
         SELECT coalesce(current_setting('lock_runtime.session', true), '') = 'direct' AS is_direct
     )
@@ -91,7 +97,7 @@ const INTRODUCTION: &str = "WITH session AS (
             FROM pg_stat_get_activity(pg_backend_pid())),
         is_direct,
         CASE WHEN is_direct AND current_setting('server_version_num')::integer >= 140000
-            THEN set_config('idle_session_timeout', '0', false) END,
+            THEN set_config('idle_session_timeout', '20s', false) END,
         (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint
     FROM session";
 
@@ -217,7 +223,8 @@ impl Connector {
         let (limit, lock_limit) = self.statement_limits();
         let settings = format!(
             "{} -c lock_runtime.session=direct -c statement_timeout={limit} -c lock_timeout={lock_limit} \
-             -c idle_in_transaction_session_timeout=1000 -c default_transaction_isolation=read\\ committed {PLANS}",
+             -c idle_in_transaction_session_timeout=1000 -c default_transaction_isolation=read\\ committed \
+             {KEEPALIVES} {PLANS}",
             config.get_options().unwrap_or_default(),
         );
         config.options(settings.trim());
@@ -308,16 +315,28 @@ impl Session {
     }
 
     /// Ends the server process of a lost connection, if it still runs. A statement that was sent there can then no longer
-    /// grant anything after a release that is sent here.
-    pub(crate) async fn end_process(&self, lost: ServerProcess) -> Result<(), BackendError> {
+    /// grant anything after a release that is sent here. A process of another user cannot be ended, and may be a later one with
+    /// the same id. It has `patience` to end on its own: the server bounds its statements.
+    pub(crate) async fn end_process(
+        &self,
+        lost: ServerProcess,
+        clock: Clock,
+        patience: Duration,
+    ) -> Result<(), BackendError> {
         const BETWEEN: Duration = Duration::from_millis(5);
         let ServerProcess { id, started: Some(started) } = lost else { return Ok(()) };
-        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_get_activity($1) \
-                   WHERE (extract(epoch FROM backend_start) * 1000000)::bigint = $2";
+        // Only the user of a process sees when it was started.
+        let sql = "SELECT CASE WHEN backend_start IS NOT NULL THEN pg_terminate_backend(pid) END \
+                   FROM pg_stat_get_activity($1) WHERE backend_start IS NULL \
+                   OR (extract(epoch FROM backend_start) * 1000000)::bigint = $2";
+        let began = clock.now();
         loop {
             let rows =
                 self.client.query_typed(sql, &[(&id, Type::INT4), (&started, Type::INT8)]).await;
-            if rows.map_err(failure)?.is_empty() {
+            let rows = rows.map_err(failure)?;
+            let Some(row) = rows.first() else { return Ok(()) };
+            let is_ended: Option<bool> = get(row, 0)?;
+            if is_ended.is_none() && clock.now().since(began) >= patience {
                 return Ok(());
             }
             tokio::time::sleep(BETWEEN).await;
