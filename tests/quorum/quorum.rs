@@ -1095,6 +1095,88 @@ async fn of_two_that_try_at_once_with_a_node_down_one_gets_the_free_lock() {
     simultaneous_tries(&quorum, 2, |key| vec![key.to_owned()], kill).await;
 }
 
+/// One node is down, and a competitor has the vote of another one.
+#[tokio::test]
+async fn a_waiter_with_a_competitor_has_a_conflict_while_a_minority_is_down() {
+    let quorum = Quorum::start(3);
+    let pool = connect(&quorum).await;
+    quorum[0].kill();
+    quorum[1].cli(&["SET", "k", "other"]);
+    // The other two answer late on a busy machine, and then no majority answers.
+    eventually_async(DEADLINE, "the wait ends with a conflict", async || {
+        let mut kinds = Vec::new();
+        for fencing in [true, false] {
+            let error = pool.lock("k").fencing(fencing).wait(ms(300)).acquire().await.unwrap_err();
+            println!("{error}");
+            kinds.push(error.kind());
+        }
+        kinds == [ErrorKind::Conflict; 2]
+    })
+    .await;
+    until_free(&quorum, "k", "other").await;
+    quorum[1].cli(&["DEL", "k"]);
+    let guard = pool.lock("k").wait(DEADLINE).acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+/// The nodes do not tell the process of waiters.
+#[tokio::test]
+async fn a_lock_that_lingers_again_and_again_is_left_to_others_at_times() {
+    let quorum = Quorum::start(3);
+    let (lingering, other) = (connect(&quorum).await, connect(&quorum).await);
+    let calls = tokio::spawn(async move {
+        loop {
+            let request = lingering.lock("k").linger(ms(200)).wait(Wait::Forever);
+            request.run(tokio::time::sleep(ms(2))).await.unwrap();
+            tokio::time::sleep(ms(10)).await;
+        }
+    });
+    for _ in 0..3 {
+        let guard = other.lock("k").wait(DEADLINE).acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    assert!(!calls.is_finished());
+    calls.abort();
+}
+
+/// A renewal restores a lock without a fence where it is missing, so it stays taken, but no longer than before.
+#[tokio::test]
+async fn a_lock_without_a_fence_that_is_released_by_force_ends_with_its_lease() {
+    let quorum = Quorum::start(3);
+    let (holding, admin) = (connect(&quorum).await, connect(&quorum).await);
+    let guard = holding.lock("k").ttl(ms(4_000)).fencing(false).acquire().await.unwrap();
+    let holder = admin.inspect("k").await.unwrap().holder.unwrap();
+    assert!(admin.force_release("k", &holder).await.unwrap());
+    for node in quorum.nodes() {
+        let left: u64 = node.cli(&["PTTL", "k"]).parse().expect("it stays taken");
+        assert!(left <= 4_000, "{left}");
+    }
+    let error = within(DEADLINE, "the holder learns of it", guard.lost()).await;
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    let next = admin.lock("k").wait(DEADLINE).acquire().await.unwrap();
+    assert!(!admin.force_release("k", &holder).await.unwrap(), "it has another owner");
+    next.verify().await.unwrap();
+    next.release().await.unwrap();
+}
+
+/// Nodes accept no number that is a minute ahead of their clock.
+#[tokio::test]
+async fn locks_that_are_released_by_force_again_and_again_have_numbers_of_the_clock() {
+    let quorum = Quorum::start(3);
+    let (holding, admin) = (connect(&quorum).await, connect(&quorum).await);
+    let mut last = None;
+    for _ in 0..70 {
+        let guard = holding.lock("k").wait(DEADLINE).acquire().await.unwrap();
+        assert!(guard.fence() > last);
+        last = guard.fence();
+        let holder = admin.inspect("k").await.unwrap().holder.unwrap();
+        assert!(admin.force_release("k", &holder).await.unwrap());
+    }
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let ahead = u128::from(last.unwrap().get()).saturating_sub(now.as_micros());
+    assert!(ahead < 1_000_000, "{ahead} us ahead");
+}
+
 /// `count` pools, each with a node that is nearer than the others, and `meanwhile` once they are connected.
 async fn simultaneous_tries(
     quorum: &Quorum,

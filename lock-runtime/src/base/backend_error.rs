@@ -27,6 +27,8 @@ struct BackendErrorDetails {
     message: String,
     remedy: &'static str,
     source: Option<Arc<dyn Error + Send + Sync>>,
+    /// Whether the store works, and a competitor is what prevents a grant.
+    is_contended: bool,
 }
 
 impl BackendError {
@@ -48,7 +50,8 @@ impl BackendError {
     #[must_use]
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self(Arc::new(BackendErrorDetails { kind, message, remedy: "", source: None }))
+        let (remedy, source, is_contended) = ("", None, false);
+        Self(Arc::new(BackendErrorDetails { kind, message, remedy, source, is_contended }))
     }
 
     /// The error of a request that was not answered within its limit.
@@ -88,6 +91,16 @@ impl BackendError {
     #[cfg(feature = "_remote")]
     pub(crate) fn after_a_part(self) -> Self {
         self.with(|details| details.kind = FailureKind::MaybeApplied)
+    }
+
+    /// The same error, for an acquire that a competitor prevents, and of which a part may be applied later.
+    #[cfg(feature = "redis")]
+    pub(crate) fn contended(self) -> Self {
+        self.with(|details| details.is_contended = true)
+    }
+
+    pub(crate) fn is_contended(&self) -> bool {
+        self.0.is_contended
     }
 
     /// How certain the effect of the request is.

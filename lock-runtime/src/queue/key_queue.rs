@@ -82,7 +82,7 @@ pub(super) enum PermitState {
 pub(crate) enum Contention {
     #[default]
     None,
-    /// The store was not asked. It notifies the process of any other process that arrives.
+    /// The store does not say. It may notify the process of any other process that arrives.
     Unknown,
     Known,
 }
@@ -459,9 +459,15 @@ impl<W> KeyQueue<W> {
         self.linger = None;
     }
 
-    /// Whether the lock may linger: nothing waits for it, as far as the store has said.
-    pub(super) fn may_linger(&self) -> bool {
-        self.has_no_waiters() && self.contention != Contention::Known
+    /// Whether the lock may linger: nothing waits for it, as far as the store says. If it does not say, the grant has to be
+    /// `recent`.
+    pub(super) fn may_linger(&self, recent: bool) -> bool {
+        let may_linger = match self.contention {
+            Contention::None => true,
+            Contention::Unknown => recent,
+            Contention::Known => false,
+        };
+        may_linger && self.has_no_waiters()
     }
 
     /// Makes the end of the linger due immediately, if the lock lingers.

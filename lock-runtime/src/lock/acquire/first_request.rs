@@ -135,7 +135,7 @@ fn on_answer(
             Answer::Failed { error, retry_after } => {
                 let is_rejected =
                     error.kind() == FailureKind::Rejected || core.store_status.is_refusing();
-                (LastAnswer::Failed(error), is_rejected, retry_after)
+                (LastAnswer::of_failure(error), is_rejected, retry_after)
             }
         };
     core.queue.record_answer(&spec.store_keys, &answer);

@@ -214,8 +214,10 @@ impl AcquireTask {
             }
             Answer::Failed { error, retry_after } => {
                 let is_rejected = error.kind() == FailureKind::Rejected;
-                self.failing_since.get_or_insert(sent);
-                core.queue.record_answer(&spec.store_keys, &LastAnswer::Failed(error));
+                if !error.is_contended() {
+                    self.failing_since.get_or_insert(sent);
+                }
+                core.queue.record_answer(&spec.store_keys, &LastAnswer::of_failure(error));
                 let is_refused = core.store_status.is_refusing();
                 self.reject_expired(now, is_rejected, is_refused);
                 Requested::Again(retry_after)

@@ -571,7 +571,7 @@ async fn a_lock_lingers_until_the_next_request_of_the_process() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
     let later = now + Duration::from_secs(60);
-    assert!(queues.may_linger(&KEY, None, now) && queues.begin_linger(&KEY, later));
+    assert!(queues.may_linger(&KEY, true, None, now) && queues.begin_linger(&KEY, true, later));
     assert!(lingered(&queues).is_empty());
     // A single try too.
     let single = WaitParams::new(now, Wait::For(Duration::ZERO));
@@ -607,27 +607,28 @@ async fn a_lock_does_not_linger_while_something_waits_for_it() {
         // Before the linger begins.
         let queues = with_permit_out(10);
         behind(&queues, kind);
-        assert!(!queues.may_linger(&KEY, None, now), "{kind}");
-        assert!(!queues.begin_linger(&KEY, later), "{kind}");
+        assert!(!queues.may_linger(&KEY, true, None, now), "{kind}");
+        assert!(!queues.begin_linger(&KEY, true, later), "{kind}");
         // While it lasts. A request for only this key takes the lock itself.
         if kind > 0 {
             let queues = with_permit_out(10);
-            assert!(queues.begin_linger(&KEY, later));
+            assert!(queues.begin_linger(&KEY, true, later));
             behind(&queues, kind);
             assert_eq!(lingered(&queues), [(KEY, true)], "{kind}");
             assert!(!queues.end_linger(&KEY), "{kind}");
         }
     }
     let queues = with_permit_out(10);
-    assert!(!queues.may_linger(&KEY, Some(Duration::ZERO), now), "a barging window is due");
+    assert!(!queues.may_linger(&KEY, true, Some(Duration::ZERO), now), "a barging window is due");
     queues.set_holder(
         &[KEY],
         Holder { lease: 7, owner: Owner::random().unwrap(), since: now },
         Contention::Unknown,
     );
-    assert!(queues.may_linger(&KEY, None, now), "a store that was not asked notifies");
+    assert!(queues.may_linger(&KEY, true, None, now), "a store that says nothing may notify");
+    assert!(!queues.may_linger(&KEY, false, None, now) && !queues.begin_linger(&KEY, false, later));
     queues.close();
-    assert!(!queues.may_linger(&KEY, None, now) && !queues.begin_linger(&KEY, later));
+    assert!(!queues.may_linger(&KEY, true, None, now) && !queues.begin_linger(&KEY, true, later));
 }
 
 #[tokio::test]
@@ -635,18 +636,18 @@ async fn a_linger_that_ends_leaves_no_timer_and_one_that_is_lost_does() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
     let later = now + Duration::from_secs(60);
-    assert!(queues.begin_linger(&KEY, now));
+    assert!(queues.begin_linger(&KEY, true, now));
     assert!(queues.end_linger(&KEY));
     assert!(lingered(&queues).is_empty());
-    assert!(queues.begin_linger(&KEY, now));
+    assert!(queues.begin_linger(&KEY, true, now));
     let single = WaitParams::new(now, Wait::For(Duration::ZERO));
     let taken = queues.enqueue(&KEY, &single, TestWaiter::new("k", false)).unwrap().1;
     assert!(matches!(taken, Enqueued::Lingering(_)), "{taken:?}");
-    assert!(queues.begin_linger(&KEY, later));
+    assert!(queues.begin_linger(&KEY, true, later));
     assert!(lingered(&queues).is_empty());
     assert!(queues.end_linger(&KEY));
     // Its lease was lost.
-    assert!(queues.begin_linger(&KEY, now));
+    assert!(queues.begin_linger(&KEY, true, now));
     assert!(queues.pass(&[KEY]).is_empty());
     assert_eq!(lingered(&queues), [(KEY, false)]);
 }
@@ -660,7 +661,7 @@ async fn locks_that_linger_until_the_same_moment_all_end() {
     }
     let now = Clock::Boot.now();
     for key in &keys {
-        assert!(queues.begin_linger(key, now));
+        assert!(queues.begin_linger(key, true, now));
     }
     let mut ended = lingered(&queues);
     ended.sort();

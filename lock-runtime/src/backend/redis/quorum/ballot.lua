@@ -1,6 +1,7 @@
 -- One node of a quorum: it votes for an owner by storing the locks, and keeps a ballot log with the numbers of each.
 -- quorum/mod.rs describes the protocol. The reply is described at each operation. KEYS the locks; and with ballot
--- numbers, the node's ballot log ARGV[1] operation: propose, extend, keep, release or withdraw; [2] token; [3] lease
+-- numbers, the node's ballot log ARGV[1] operation: propose, extend, keep, release,
+-- release at expiry, or withdraw; [2] token; [3] lease
 -- time of the locks in ms; [4] number of locks; [5] first and [6] last number of the block, or 0; [7] maximum number
 -- of log entries; [8] maximum if entries of locks that are not held are among them, or [7]
 
@@ -186,10 +187,12 @@ if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
 end
 
 -- release: removes a vote that may have led to a grant. ARGV[3] is how long the locks stay taken, or 0
+-- release at expiry: the locks stay taken until their leases expire
 -- withdraw: removes a vote that did not lead to a grant, and will not
 -- Reply 1 if all locks had the token, 0 if not. A later proposal of the same block is refused; after a
 -- release, a later extension too.
-local outcome, was_granted = 1, ARGV[1] == 'release'
+local outcome, at_expiry = 1, ARGV[1] == 'release at expiry'
+local was_granted = at_expiry or ARGV[1] == 'release'
 
 local function note_end(lock, held)
   local promised = promised_for(lock)
@@ -218,7 +221,9 @@ for i = 1, locks do
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if type(held) ~= 'string' then held = nil end
   if held and starts_with(held, token) then
-    if ttl == 0 then
+    if at_expiry then
+      redis.call('SET', KEYS[i], KEPT .. held, 'KEEPTTL')
+    elseif ttl == 0 then
       redis.call('DEL', KEYS[i])
     -- The prefix hides the token from late requests. If memory is short, the lock is still freed in time.
     elseif type(redis.pcall('SET', KEYS[i], KEPT .. held, 'PX', ttl).err) == 'string' then

@@ -216,7 +216,7 @@ impl Proposal {
     /// Chooses the next ballot numbers above `promised`, if the request needs a fencing token.
     fn choose_block(&mut self, promised: u64) {
         if self.claim.fencing {
-            match FenceBlock::above(promised, self.claim.extra_fences.saturating_add(1)) {
+            match FenceBlock::above(promised, self.claim.extra_fences) {
                 Ok(block) => self.block = Some(block),
                 Err(error) => self.state = ProposalState::Rejected(Err(error)),
             }
@@ -261,12 +261,22 @@ impl Proposal {
         match decision {
             Decision::Granted => self.state = ProposalState::Granted,
             Decision::Held { split: true, .. } if self.backs_off() => self.back_off(nodes, now),
-            // A failed node could have made a majority for a competing proposal. Nodes that fail late leave no time.
+            // Nodes that fail late leave no time.
             Decision::Failed
                 if self.backs_off() && now.since(sent) < self.until.since(sent) / 4 =>
             {
                 self.has_votes = true;
                 self.back_off(nodes, now);
+            }
+            // A majority answers, and a competitor has some of its votes.
+            Decision::Failed if self.claim.enqueue && self.votes.may_answer() => {
+                self.has_votes = true;
+                let is_ambiguous = self.block.is_none() && self.votes.is_ambiguous();
+                self.state = ProposalState::Rejected(if is_ambiguous {
+                    Err(nodes.ambiguous_failure(&self.votes).contended())
+                } else {
+                    Ok(self.contended(nodes, None, true))
+                });
             }
             Decision::Held { expires_in, split } => {
                 self.state = ProposalState::Rejected(Ok(self.contended(nodes, expires_in, split)));

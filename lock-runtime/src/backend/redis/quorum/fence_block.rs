@@ -19,31 +19,31 @@ pub(crate) const MAX_AHEAD: Duration = Duration::from_secs(60);
 /// Remedy for a clock difference that prevents fencing tokens.
 pub(crate) const SYNCHRONISE: &str = "synchronise the clocks of the nodes and of all machines that take locks; without fences (`fencing(false)`) their difference does not matter";
 
-/// More numbers than a block has. They are microseconds: about a second of them.
-const MOST_NUMBERS: u64 = 1 << 20;
+/// The most numbers of a block after its first one. They are microseconds: about a millisecond of them.
+const MOST_FURTHER: u32 = 1023;
 
 impl FenceBlock {
     /// Covers a block of another process, of which the first number is known.
     ///
     /// A release of the block may count numbers of a newer owner as released. That needs a grant to the newer owner within a
-    /// second of the first number. A node that has lost the vote of the newer owner does not restore it then; the others do. A
-    /// narrower block could leave the released owner a node at which its extension is still accepted.
+    /// millisecond of the first number. A node that has lost the vote of the newer owner does not restore it then; the others
+    /// do. A narrower block could leave the released owner a node at which its extension is still accepted.
     pub(crate) const fn from_another_process(first: Fence) -> Self {
-        Self { first: first.get(), last: first.get() + MOST_NUMBERS }
+        Self { first: first.get(), last: first.get() + MOST_FURTHER as u64 }
     }
 
-    /// The next `count` numbers above `promised`: microseconds of this machine's clock, unless `promised` is greater.
+    /// The next number above `promised` and `further` more, as far as a block has them: microseconds of this machine's clock, unless `promised` is greater.
     /// Synchronised clocks matter only for a node that has lost its data: numbers after a loss are then above those
     /// before.
     ///
     /// # Errors
     ///
     /// If the numbers would be more than [`MAX_AHEAD`] ahead of this machine's clock.
-    pub(crate) fn above(promised: u64, count: u32) -> Result<Self, BackendError> {
+    pub(crate) fn above(promised: u64, further: u32) -> Result<Self, BackendError> {
         // Read for every proposal, so that a corrected clock takes effect.
         let now = clock::wall_micros();
         let first = now.max(promised + 1);
-        let last = first + u64::from(count.max(1)) - 1;
+        let last = first + u64::from(further.min(MOST_FURTHER));
         let ahead = Duration::from_micros(last.saturating_sub(now));
         if ahead <= MAX_AHEAD {
             return Ok(Self { first, last });
@@ -60,17 +60,19 @@ mod tests {
 
     #[test]
     fn a_block_is_above_the_promised_number() {
-        for count in [1, 3, 1000] {
-            let block = FenceBlock::above(0, count).unwrap();
-            assert_eq!(block.last - block.first + 1, u64::from(count));
-            let next = FenceBlock::above(block.last + 500, count).unwrap();
+        for (further, granted) in [(0, 0), (3, 3), (1_000, 1_000), (1_000_000, 1_023)] {
+            let block = FenceBlock::above(0, further).unwrap();
+            assert_eq!(block.last - block.first, granted);
+            let whole = FenceBlock::from_another_process(Fence::new(block.first));
+            assert!(whole.last >= block.last, "{whole:?} covers {block:?}");
+            let next = FenceBlock::above(block.last + 500, further).unwrap();
             assert!(next.first > block.last + 500, "{next:?} after {block:?}");
         }
     }
 
     #[test]
     fn numbers_far_ahead_of_the_clock_are_not_proposed() {
-        let error = FenceBlock::above(clock::wall_micros() + 3_600_000_000, 1).unwrap_err();
+        let error = FenceBlock::above(clock::wall_micros() + 3_600_000_000, 0).unwrap_err();
         assert!(error.message().contains("ahead of this machine's clock"), "{error}");
     }
 }

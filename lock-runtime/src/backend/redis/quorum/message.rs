@@ -107,6 +107,8 @@ pub(crate) enum BallotOperation {
     Extend,
     /// Removes a grant.
     Release,
+    /// Removes a grant. The lock stays taken until the lease expires on the node.
+    ReleaseAtExpiry,
     /// Removes a vote that did not lead to a grant.
     Withdraw,
     /// Reads the holder.
@@ -191,6 +193,7 @@ impl BallotRequest {
             (BallotOperation::Extend, _) if self.block.is_some() && noted.is_none() => "keep",
             (BallotOperation::Extend, _) => "extend",
             (BallotOperation::Release, _) => "release",
+            (BallotOperation::ReleaseAtExpiry, _) => "release at expiry",
             (BallotOperation::Withdraw, _) => "withdraw",
         };
         let locks = self.keys.len();

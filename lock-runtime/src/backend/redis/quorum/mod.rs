@@ -32,7 +32,9 @@
 //!    not answered. Such nodes receive the withdrawal until they confirm it, or until the vote has expired there.
 //!    Its number stays promised, so that a late proposal is refused, but it is no longer accepted: failed attempts
 //!    do not block renewals.
-//! 6. **If failed nodes could have decided the vote, the result is a failure of the store**, not a held lock.
+//! 6. **If failed nodes could have decided the vote, the result is a failure of the store**, not a held lock. Only for a
+//!    waiter the lock counts as contended while a majority answers: the other votes belong to a competitor, and it tries
+//!    again.
 //! 7. **A node that answers is slow, not silent**, however many requests wait for it. Load makes votes late, but not
 //!    void. A node is silent when it has sent nothing at all for longer than it usually takes. Its vote then counts
 //!    as failed if another vote may be for a competing proposal. Otherwise nothing competes: the granted votes are
@@ -171,7 +173,7 @@ impl Backend for Quorum {
         let now = nodes.clock.now();
         let mut withdrawals = Vec::with_capacity(releases.len());
         for ReleaseRequest { lease, free_after, forced, .. } in releases {
-            let (mut grant, mut free_after) = (nodes.grants.of(lease), *free_after);
+            let (mut grant, mut operation) = (nodes.grants.of(lease), BallotOperation::Release);
             // The grant of another process, even when its release by force is repeated.
             let is_own =
                 nodes.grants.get(&lease.owner).is_some_and(|it| it.releasing_until.is_none());
@@ -179,11 +181,11 @@ impl Backend for Quorum {
                 grant.block = holder.fence.map(FenceBlock::from_another_process);
                 if grant.block.is_none() {
                     // A renewal would restore a lock that is missing, unless a ballot number says that it was released.
-                    free_after = free_after.max(lease.ttl);
+                    operation = BallotOperation::ReleaseAtExpiry;
                 }
             }
-            let request = nodes.request(BallotOperation::Release, lease, &grant);
-            let keep_until = (!free_after.is_zero()).then(|| now + free_after);
+            let request = nodes.request(operation, lease, &grant);
+            let keep_until = (!free_after.is_zero()).then(|| now + *free_after);
             // Only the first release of a grant is retried.
             let until = if grant.releasing_until.is_none() { now + lease.kept_for() } else { now };
             let releasing =

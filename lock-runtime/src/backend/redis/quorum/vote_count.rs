@@ -80,6 +80,12 @@ impl VoteCount {
         self.0.iter().flatten().any(|vote| matches!(vote, Vote::Held { .. } | Vote::Low(_)))
     }
 
+    /// Whether a majority of the nodes has not failed.
+    pub(crate) fn may_answer(&self) -> bool {
+        let failed = self.0.iter().flatten().filter(|vote| matches!(vote, Vote::Failed(_)));
+        self.0.len() - failed.count() >= Self::majority_of(self.0.len())
+    }
+
     /// The decision, as soon as no missing vote can change it.
     pub(crate) fn decision(&self) -> Option<Decision> {
         let nodes = self.0.len();
@@ -207,6 +213,11 @@ mod tests {
                 let alike = matches!(decision, Decision::Low(_))
                     || std::mem::discriminant(&decision) == std::mem::discriminant(&last);
                 assert!(alike, "{part:?}: {decision:?}, but with all: {last:?}");
+                let (part, all) = (
+                    vote_count(&part),
+                    vote_count(&votes.iter().cloned().map(Some).collect::<Vec<_>>()),
+                );
+                assert!(decision != Decision::Failed || !all.may_answer() || part.is_contested());
             }
         }
         assert!(early > 5_000, "{early}");
@@ -218,6 +229,10 @@ mod tests {
         let h = Some(held(1, 10));
         let all = [g.clone(), g.clone(), h.clone(), h.clone(), f.clone()];
         assert_eq!(vote_count(&all).decision(), Some(Decision::Failed));
+        assert!(vote_count(&all).may_answer() && vote_count(&all).is_contested());
+        let all = [g.clone(), h.clone(), f.clone(), f.clone(), f.clone()];
+        assert_eq!(vote_count(&all).decision(), Some(Decision::Failed));
+        assert!(!vote_count(&all).may_answer());
         let all = [g.clone(), h.clone(), h.clone(), h, f.clone()];
         assert!(matches!(vote_count(&all).decision(), Some(Decision::Held { split: false, .. })));
         let all = [g.clone(), g.clone(), g, f.clone(), f];
