@@ -8,9 +8,7 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
 use crate::backend::redis::conn::prelude::Prelude;
-use crate::backend::redis::net::command::{
-    PackedCommands, WriteCommand, WriteNthCommand, library_command,
-};
+use crate::backend::redis::net::command::{WriteCommand, WriteNthCommand, library_command};
 use crate::backend::redis::net::direct::DirectConnection;
 use crate::backend::redis::net::io_task::SharedIo;
 use crate::base::clock::{Clock, Instant};
@@ -91,9 +89,9 @@ impl LinkIo {
         match &self.requests {
             LinkRequests::Multiplexed(_) => self.send(&library_command(command)).await,
             LinkRequests::Direct(requests) => {
-                let mut packed = PackedCommands::with_capacity(1);
+                let mut packed = requests.commands(1);
                 packed.add(command);
-                self.io.write_inline(requests.send_one(packed.as_bytes())).await
+                self.io.write_inline(requests.send_one(packed)).await
             }
         }
     }
@@ -115,9 +113,9 @@ impl LinkIo {
                 self.send_all(&all).await
             }
             LinkRequests::Direct(requests) => {
-                let mut packed = PackedCommands::with_capacity(with_preludes);
+                let mut packed = requests.commands(with_preludes);
                 prelude.before_each(count, command, |write| packed.add(write));
-                self.io.write_inline(requests.send_several(packed.len(), packed.as_bytes())).await
+                self.io.write_inline(requests.send_several(packed)).await
             }
         }
     }

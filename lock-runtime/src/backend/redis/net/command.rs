@@ -41,7 +41,7 @@ pub(crate) fn library_command(write: impl FnOnce(&mut CommandWriter<'_>)) -> Cmd
 /// Commands in the bytes that are sent: RESP, each an array of bulk strings.
 ///
 /// Nothing is allocated for a command or an argument.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct PackedCommands {
     bytes: Vec<u8>,
     count: usize,
@@ -51,9 +51,16 @@ impl PackedCommands {
     /// In bytes, of a command with one lock.
     const USUAL_SIZE: usize = 256;
 
-    /// For about `count` commands.
-    pub(crate) fn with_capacity(count: usize) -> Self {
-        Self { bytes: Vec::with_capacity(count * Self::USUAL_SIZE), count: 0 }
+    /// For about `count` commands, in the memory of `buffer`.
+    pub(crate) fn within(mut buffer: Vec<u8>, count: usize) -> Self {
+        buffer.clear();
+        buffer.reserve(count * Self::USUAL_SIZE);
+        Self { bytes: buffer, count: 0 }
+    }
+
+    /// A command or a pipeline of the client library.
+    pub(crate) fn of_library(bytes: Vec<u8>, count: usize) -> Self {
+        Self { bytes, count }
     }
 
     /// Adds the command that `write` writes.
@@ -71,8 +78,8 @@ impl PackedCommands {
         self.count
     }
 
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.bytes
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
     }
 }
 
@@ -85,7 +92,18 @@ struct PackedArgs<'a> {
 impl RedisWrite for PackedArgs<'_> {
     fn write_arg(&mut self, arg: &[u8]) {
         self.count += 1;
-        self.bytes.extend_from_slice(Header::new(b'$', arg.len()).as_bytes());
+        // Most arguments are short.
+        match arg.len() {
+            length @ ..10 => self.bytes.extend_from_slice(&[b'$', digit(length), b'\r', b'\n']),
+            length @ ..100 => self.bytes.extend_from_slice(&[
+                b'$',
+                digit(length / 10),
+                digit(length % 10),
+                b'\r',
+                b'\n',
+            ]),
+            length => self.bytes.extend_from_slice(Header::new(b'$', length).as_bytes()),
+        }
         self.bytes.extend_from_slice(arg);
         self.bytes.extend_from_slice(b"\r\n");
     }
@@ -140,7 +158,7 @@ impl Header {
         let mut left = number;
         loop {
             start -= 1;
-            text[start] = b"0123456789"[left % 10];
+            text[start] = digit(left % 10);
             left /= 10;
             if left == 0 {
                 break;
@@ -161,6 +179,10 @@ impl Header {
         bytes.copy_within(at..end, at + header.len());
         bytes[at..at + header.len()].copy_from_slice(header);
     }
+}
+
+fn digit(number: usize) -> u8 {
+    b"0123456789"[number]
 }
 
 #[cfg(test)]
@@ -189,18 +211,16 @@ mod tests {
     fn a_packed_command_has_the_bytes_of_the_client_library() {
         for length in [0, 1, 9, 10, 99, 100, 255, 1_000, 10_000] {
             let text = "x".repeat(length);
-            let mut packed = PackedCommands::with_capacity(0);
+            let mut packed = PackedCommands::default();
             packed.add(|out| write(out, &text));
-            assert_eq!(
-                packed.as_bytes(),
-                library_command(|out| write(out, &text)).get_packed_command()
-            );
+            let expected = library_command(|out| write(out, &text)).get_packed_command();
+            assert_eq!(packed.into_bytes(), expected);
         }
     }
 
     #[test]
     fn packed_commands_follow_each_other() {
-        let mut packed = PackedCommands::with_capacity(3);
+        let mut packed = PackedCommands::within(b"rest".to_vec(), 3);
         for count in [0, 1, 12] {
             packed.add(|out| {
                 for at in 0..count {
@@ -210,8 +230,8 @@ mod tests {
         }
         let twelve = (0..12).map(|at: usize| format!("${}\r\n{at}\r\n", at.to_string().len()));
         let expected = format!("*0\r\n*1\r\n$1\r\n0\r\n*12\r\n{}", twelve.collect::<String>());
-        assert_eq!(String::from_utf8_lossy(packed.as_bytes()), expected);
         assert_eq!(packed.len(), 3);
+        assert_eq!(String::from_utf8_lossy(&packed.into_bytes()), expected);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 
+use crate::backend::redis::net::command::PackedCommands;
 use crate::backend::redis::net::reply;
 use crate::base::sync::{Mutex, MutexGuard};
 
@@ -29,6 +30,8 @@ pub(crate) struct DirectConnection(Arc<Mutex<PendingRequests>>);
 #[derive(Default)]
 struct PendingRequests {
     commands: Vec<u8>,
+    /// Memory for the commands of another request.
+    spare: Vec<u8>,
     due: VecDeque<DueReply>,
     /// Wakes the I/O for the next request. `None` while it is going to be polled anyway.
     io: Option<Waker>,
@@ -91,11 +94,11 @@ impl DirectConnection {
     /// # Errors
     /// The connection has ended.
     pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
-        self.send_one(&command.get_packed_command()).await
+        self.send_one(PackedCommands::of_library(command.get_packed_command(), 1)).await
     }
 
-    /// As [`send`](Self::send), with a command in RESP.
-    pub(crate) async fn send_one(&self, command: &[u8]) -> Result<Value, RedisError> {
+    /// As [`send`](Self::send).
+    pub(crate) async fn send_one(&self, command: PackedCommands) -> Result<Value, RedisError> {
         let (to, reply) = oneshot::channel();
         self.push(DueReply::One(to), command)?;
         reply.await.map_err(|_| ended())
@@ -106,15 +109,16 @@ impl DirectConnection {
     /// # Errors
     /// As for [`send`](Self::send).
     pub(crate) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
-        self.send_several(commands.len(), &commands.get_packed_pipeline()).await
+        let packed = commands.get_packed_pipeline();
+        self.send_several(PackedCommands::of_library(packed, commands.len())).await
     }
 
-    /// As [`send_all`](Self::send_all), with `count` commands in RESP.
+    /// As [`send_all`](Self::send_all).
     pub(crate) async fn send_several(
         &self,
-        count: usize,
-        commands: &[u8],
+        commands: PackedCommands,
     ) -> Result<Vec<Value>, RedisError> {
+        let count = commands.len();
         if count == 0 {
             return Ok(Vec::new());
         }
@@ -126,12 +130,28 @@ impl DirectConnection {
         replies.await.map_err(|_| ended())
     }
 
-    fn push(&self, due: DueReply, commands: &[u8]) -> Result<(), RedisError> {
+    /// No command, in memory of an earlier request. There is room for `count` usual ones.
+    pub(crate) fn commands(&self, count: usize) -> PackedCommands {
+        let spare = mem::take(&mut self.requests().spare);
+        PackedCommands::within(spare, count)
+    }
+
+    fn push(&self, due: DueReply, commands: PackedCommands) -> Result<(), RedisError> {
+        /// More is not kept.
+        const LONGEST_SPARE: usize = 64 * 1024;
+        let mut commands = commands.into_bytes();
         let mut requests = self.requests();
         if requests.has_ended {
             return Err(ended());
         }
-        requests.commands.extend_from_slice(commands);
+        if requests.commands.is_empty() {
+            mem::swap(&mut requests.commands, &mut commands);
+        } else {
+            requests.commands.extend_from_slice(&commands);
+        }
+        if commands.capacity() <= LONGEST_SPARE {
+            mem::swap(&mut requests.spare, &mut commands);
+        }
         requests.due.push_back(due);
         let io = requests.io.take();
         drop(requests);
