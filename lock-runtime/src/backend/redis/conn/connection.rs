@@ -178,7 +178,8 @@ impl Connection {
         commands: &Pipeline,
     ) -> Result<Vec<ServerAnswer>, BackendError> {
         let send = async |io: &LinkIo| io.send_all(commands).await;
-        let answer = self.request(Path::Background, send, |answers| are_served(answers)).await?;
+        let answer =
+            self.request(Path::Background, send, |answers| answers.iter().all(is_served)).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
     }
@@ -209,7 +210,7 @@ impl Connection {
         command: &WriteNthCommand<'_>,
     ) -> Result<Vec<ServerAnswer>, BackendError> {
         let send = async |io: &LinkIo| io.send_all_written(prelude, count, command).await;
-        let answer = self.request(path, send, |answers| are_served(answers)).await?;
+        let answer = self.request(path, send, |answers| answers.iter().all(is_served)).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(prelude.skip_own(values).map(Value::extract_error).collect())
     }
@@ -311,10 +312,6 @@ impl Drop for Connection {
 
 fn is_served(answer: &Value) -> bool {
     !server_error::is_loading_answer(answer)
-}
-
-fn are_served(answers: &[Value]) -> bool {
-    answers.iter().all(is_served)
 }
 
 /// A request that has been sent. Dropping it before the answer records it as unanswered.
