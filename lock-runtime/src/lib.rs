@@ -196,7 +196,7 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `max_hold` | duration | none | no renewal beyond it; the body is cancelled earlier, by a tenth of it or of a shorter ttl, at most 500 ms |
 /// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, even after the body or the process has ended |
 /// | `lock_delay` | duration | `"0s"` | a lost lease keeps the key locked for this much longer than its ttl; a release frees it immediately |
-/// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long after the body, for its next call; released immediately when another process waits, except on `redlock://` |
+/// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long after the body, for its next call; released immediately when another process waits, if the store can tell (not `redlock://`) |
 /// | `on_conflict` | `"error"` `"skip"`, or an async function with the same arguments | `"error"` | what the call returns if the lock is held by another owner for the whole of `wait` |
 /// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` | a lost lease drops the body at its next await, or is only visible through the guard |
 /// | `release` | `"await"` `"background"` | `"await"` | whether the result waits until the store has freed the lock |

@@ -1095,12 +1095,22 @@ async fn of_two_that_try_at_once_with_a_node_down_one_gets_the_free_lock() {
     simultaneous_tries(&quorum, 2, |key| vec![key.to_owned()], kill).await;
 }
 
-/// One node is down, and a competitor has the vote of another one.
 #[tokio::test]
-async fn a_waiter_with_a_competitor_has_a_conflict_while_a_minority_is_down() {
+async fn a_waiter_with_a_competitor_has_a_conflict_while_a_node_is_dead() {
+    has_a_conflict_after(|quorum| quorum[0].kill()).await;
+}
+
+/// Such a node may vote later.
+#[tokio::test]
+async fn a_waiter_with_a_competitor_has_a_conflict_while_a_node_is_frozen() {
+    has_a_conflict_after(|quorum| quorum[0].pause()).await;
+}
+
+/// A competitor has the vote of one of the two other nodes.
+async fn has_a_conflict_after(fault: impl FnOnce(&Quorum)) {
     let quorum = Quorum::start(3);
     let pool = connect(&quorum).await;
-    quorum[0].kill();
+    fault(&quorum);
     quorum[1].cli(&["SET", "k", "other"]);
     // The other two answer late on a busy machine, and then no majority answers.
     eventually_async(DEADLINE, "the wait ends with a conflict", async || {
@@ -1113,7 +1123,6 @@ async fn a_waiter_with_a_competitor_has_a_conflict_while_a_minority_is_down() {
         kinds == [ErrorKind::Conflict; 2]
     })
     .await;
-    until_free(&quorum, "k", "other").await;
     quorum[1].cli(&["DEL", "k"]);
     let guard = pool.lock("k").wait(DEADLINE).acquire().await.unwrap();
     guard.release().await.unwrap();
@@ -1126,7 +1135,7 @@ async fn a_lock_that_lingers_again_and_again_is_left_to_others_at_times() {
     let (lingering, other) = (connect(&quorum).await, connect(&quorum).await);
     let calls = tokio::spawn(async move {
         loop {
-            let request = lingering.lock("k").linger(ms(200)).wait(Wait::Forever);
+            let request = lingering.lock("k").fencing(false).linger(ms(200)).wait(Wait::Forever);
             request.run(tokio::time::sleep(ms(2))).await.unwrap();
             tokio::time::sleep(ms(10)).await;
         }

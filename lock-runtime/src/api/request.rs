@@ -116,9 +116,9 @@ impl LockRequest {
     /// [`min_hold`](Self::min_hold) and `renew(false)`. Defaults to the pool's, zero.
     ///
     /// It is for calls that reach the same process again and again: handlers that are routed by key, consumers with
-    /// partitions. Clients that do not queue (one attempt, other libraries, stores without a wait queue, `redlock://`) find the
-    /// lock held until the linger ends. Where the store cannot tell whether others wait, no linger begins once the process has
-    /// held the lock for as long as the linger, so that they have a chance.
+    /// partitions. Clients that do not queue (one attempt, other libraries, all on a store without a wait queue) find the lock
+    /// held until the linger ends. A store without a wait queue, such as `redlock://`, cannot tell whether others wait. There
+    /// the lock lingers only after holds that begin within the linger after the grant, or within `local_handoff_limit`.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -39,6 +39,7 @@ impl BackendError {
         for outcome in outcomes {
             match (outcome, of_all) {
                 (Ok(_), _) => return Ok(()),
+                (Err(error), _) if error.is_contended() => return Ok(()),
                 (Err(_), Err(former)) if former.kind() == FailureKind::Rejected => {}
                 (Err(error), _) => of_all = Err(error),
             }

@@ -37,14 +37,14 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
     };
     let now = core.clock().now();
     let barging_interval = core.config.barging_window.map(|window| window.interval);
-    // A store that does not tell of waiters leaves no other sign of them. They have a chance after this time.
+    // A store that does not tell of waiters leaves no other sign of them. The holds of one grant begin within this time.
     let limit = linger.max(core.config.local_handoff_limit);
-    let recent = now.since(lease.granted_to_process_at) < limit;
+    let is_recent = lease.granted_at.since(lease.granted_to_process_at) < limit;
     let may_linger = core.capabilities.local_handoff
         && core.tracker.is_open()
         // No renewal would keep it alive.
         && !core.driver().is_gone()
-        && core.queue.may_linger(key, recent, barging_interval, now);
+        && core.queue.may_linger(key, is_recent, barging_interval, now);
     if !may_linger {
         return LingerOutcome::Release;
     }
@@ -63,7 +63,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
         drop(core.clone().end_hold(&lost, ReleaseMode::Background));
     }
     // A shutdown that begins now ends all that it finds.
-    if core.tracker.is_open() && core.queue.begin_linger(key, recent, now + linger) {
+    if core.tracker.is_open() && core.queue.begin_linger(key, is_recent, now + linger) {
         return LingerOutcome::Lingers;
     }
     // Unless that shutdown has it, or it is lost, and the lock lingers under a later one.

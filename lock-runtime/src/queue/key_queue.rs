@@ -459,12 +459,12 @@ impl<W> KeyQueue<W> {
         self.linger = None;
     }
 
-    /// Whether the lock may linger: nothing waits for it, as far as the store says. If it does not say, the grant has to be
-    /// `recent`.
-    pub(super) fn may_linger(&self, recent: bool) -> bool {
+    /// Whether the lock may linger: nothing waits for it, as far as the store says. If it does not say, the hold must have
+    /// begun soon after the grant (`is_recent`).
+    pub(super) fn may_linger(&self, is_recent: bool) -> bool {
         let may_linger = match self.contention {
             Contention::None => true,
-            Contention::Unknown => recent,
+            Contention::Unknown => is_recent,
             Contention::Known => false,
         };
         may_linger && self.has_no_waiters()

@@ -53,11 +53,6 @@ impl From<Wait> for WaitEnd {
 }
 
 impl LastAnswer {
-    /// The answer that a failed request leaves.
-    pub(crate) fn of_failure(error: BackendError) -> Self {
-        if error.is_contended() { Self::Held { expires_in: None } } else { Self::Failed(error) }
-    }
-
     /// The error for a waiter whose wait ends at `now`. `last_failure` is the last failure of any key.
     #[cold]
     pub(crate) fn wait_error(

@@ -16,27 +16,27 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// Whether the lock of `key` may stay with the process unused: nothing waits for it, and no barging window is due. If the
-    /// store does not say whether other processes wait, its grant has to be `recent`.
+    /// store does not say whether other processes wait, the hold must have begun soon after the grant (`is_recent`).
     pub(crate) fn may_linger(
         &self,
         key: &Key,
-        recent: bool,
+        is_recent: bool,
         barging_interval: Option<Duration>,
         now: Instant,
     ) -> bool {
         let queues = self.lock();
         let may_linger = |queue: &KeyQueue<W>| {
-            queue.may_linger(recent) && !queue.is_barging_due(barging_interval, now)
+            queue.may_linger(is_recent) && !queue.is_barging_due(barging_interval, now)
         };
         !queues.closed && queues.by_key.get(key).is_some_and(may_linger)
     }
 
     /// The lock of `key` lingers from now on, until `until`. `false` if something waits for it by now. As in
-    /// [`may_linger`](Self::may_linger), its grant may have to be `recent`.
-    pub(crate) fn begin_linger(&self, key: &Key, recent: bool, until: Instant) -> bool {
+    /// [`may_linger`](Self::may_linger), the hold may have to be recent.
+    pub(crate) fn begin_linger(&self, key: &Key, is_recent: bool, until: Instant) -> bool {
         let mut queues = self.lock();
         let queues = &mut *queues;
-        let Some(queue) = queues.by_key.get_mut(key).filter(|queue| queue.may_linger(recent))
+        let Some(queue) = queues.by_key.get_mut(key).filter(|queue| queue.may_linger(is_recent))
         else {
             return false;
         };

@@ -211,6 +211,7 @@ async fn a_lost_process_of_another_user_keeps_no_pool_away() {
     is_second.store(true, Ordering::SeqCst);
     proxy.hold(Direction::ToServer);
     proxy.hold(Direction::ToClient);
+    let began = Instant::now();
     // An idle session would end after 20 s.
     eventually_async(ms(15_000), "the pool is back", async || {
         match pool.lock("order:2").wait(ms(500)).acquire().await {
@@ -219,6 +220,8 @@ async fn a_lost_process_of_another_user_keeps_no_pool_away() {
         }
     })
     .await;
+    // The silence, the attempt to log in at the first address, and the time for the lost process.
+    assert!(began.elapsed() >= ms(600 + 1_000 + 1_100), "{:?}", began.elapsed());
 }
 
 /// A statement that waits in that process could still grant a lock.

@@ -18,7 +18,7 @@ use crate::backend::mysql::server_error::{
 };
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::claim_queue::ClaimStep;
-use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
+use crate::backend::sql::job::{Jobs, PendingRequest, answer, dropped_tables, fail_all, no_answer};
 use crate::backend::sql::locked_rows::{LockedRows, fail_locked};
 use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::sql::tables::InfoColumn;
@@ -177,12 +177,15 @@ impl<'a> MysqlBatch<'a> {
         }
         let (error, done) = match timeout(self.limit, self.session.run(script)).await {
             Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err((error, done)))
+                if self.state.connector.database.creates && lacks_table(&error) =>
+            {
+                (dropped_tables().because(error), done)
+            }
             Ok(Err((error, done))) => (failure(error), done),
             Err(_) => (no_answer(), 0),
         };
-        // The next connection makes tables that were dropped.
-        if ends_connection(&error) || (self.state.connector.database.creates && lacks_table(&error))
-        {
+        if ends_connection(&error) {
             self.broken = Some(error.clone());
         }
         Err((error, done))

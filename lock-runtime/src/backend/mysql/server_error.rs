@@ -85,9 +85,10 @@ pub(crate) fn is_about_info(error: &BackendError) -> bool {
         && matches!(error.cause::<Error>(), Some(Error::Server(answer)) if names_it(answer))
 }
 
-/// Whether the connection is no longer usable.
+/// Whether the connection is no longer usable, or the next one makes the tables that this one lacks.
 pub(crate) fn ends_connection(error: &BackendError) -> bool {
     match code(error) {
+        Some(NO_TABLE) => error.kind() == FailureKind::NotApplied,
         Some(code) => code == LONG_PACKET || ENDED.contains(&code) || READ_ONLY.contains(&code),
         // What is rejected here was not sent.
         None => error.kind() != FailureKind::Rejected,
@@ -95,8 +96,8 @@ pub(crate) fn ends_connection(error: &BackendError) -> bool {
 }
 
 /// Whether a table does not exist.
-pub(crate) fn lacks_table(error: &BackendError) -> bool {
-    code(error) == Some(NO_TABLE)
+pub(crate) fn lacks_table(error: &Error) -> bool {
+    matches!(error, Error::Server(answer) if answer.code == NO_TABLE)
 }
 
 fn code(error: &BackendError) -> Option<u16> {

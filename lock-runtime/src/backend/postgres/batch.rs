@@ -18,7 +18,7 @@ use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::claim_queue::ClaimStep;
-use crate::backend::sql::job::{Jobs, answer, moved, no_answer};
+use crate::backend::sql::job::{Jobs, answer, dropped_tables, moved, no_answer};
 use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{self, Clock};
@@ -219,12 +219,10 @@ impl<'a> Batch<'a> {
     /// A server that refuses writes is left: another one may be the primary by now. So is a connection whose tables were dropped,
     /// if the next one makes them.
     fn failed(&self, error: Error) -> BackendError {
-        let is_left = match error.code() {
-            Some(code) if *code == SqlState::UNDEFINED_TABLE => self.creates,
-            code => code == Some(&SqlState::READ_ONLY_SQL_TRANSACTION),
-        };
-        let error = failure(error);
-        if is_left {
+        let is_read_only = error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION);
+        let are_dropped = self.creates && error.code() == Some(&SqlState::UNDEFINED_TABLE);
+        let error = if are_dropped { dropped_tables().because(error) } else { failure(error) };
+        if is_read_only || are_dropped {
             self.broken.get_or_init(|| error.clone());
         }
         error

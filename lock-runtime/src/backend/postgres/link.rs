@@ -201,9 +201,9 @@ async fn open(
     if let Some(lost) = predecessor.filter(|_| session.is_direct) {
         // Longer than a statement there may take.
         let patience = 2 * limits.request + Duration::from_millis(500);
-        let ended = session.end_process(lost, state.clock, patience);
-        let ended = timeout(limits.connect.max(2 * patience), ended).await;
-        ended.unwrap_or_else(|_| Err(not_ended(lost)))?;
+        let limit = limits.connect.max(patience);
+        let ended = session.end_process(lost, state.clock, (patience, limit));
+        timeout(limit + patience, ended).await.unwrap_or_else(|_| Err(no_answer()))?;
     }
     if purpose == Purpose::Upkeep {
         let listening = listen(&state.connector, &session, &probed);
@@ -211,14 +211,6 @@ async fn open(
         *state.channel.lock() = channel?;
     }
     Ok(session)
-}
-
-/// A statement that waits in the process could still grant a lock.
-#[cold]
-fn not_ended(lost: ServerProcess) -> BackendError {
-    let text = format!("the PostgreSQL process {} of the last connection has not ended", lost.id);
-    BackendError::new(FailureKind::NotApplied, text)
-        .remedy("find out on the server why `pg_terminate_backend` has no effect on it; the locks are available again once it has ended")
 }
 
 /// Passes notifications on.

@@ -9,6 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_postgres::config::Host;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::Type;
 use tokio_postgres::{
@@ -317,31 +318,52 @@ impl Session {
     /// Ends the server process of a lost connection, if it still runs. A statement that was sent there can then no longer
     /// grant anything after a release that is sent here. A process of another user cannot be ended, and may be a later one with
     /// the same id. It has `patience` to end on its own: the server bounds its statements.
+    ///
+    /// # Errors
+    /// The process of this user still runs after `limit`.
     pub(crate) async fn end_process(
         &self,
         lost: ServerProcess,
         clock: Clock,
-        patience: Duration,
+        (patience, limit): (Duration, Duration),
     ) -> Result<(), BackendError> {
-        const BETWEEN: Duration = Duration::from_millis(5);
+        const LONGEST_PAUSE: Duration = Duration::from_millis(160);
         let ServerProcess { id, started: Some(started) } = lost else { return Ok(()) };
-        // Only the user of a process sees when it was started.
+        // Other users may not see when a process was started.
         let sql = "SELECT CASE WHEN backend_start IS NOT NULL THEN pg_terminate_backend(pid) END \
                    FROM pg_stat_get_activity($1) WHERE backend_start IS NULL \
                    OR (extract(epoch FROM backend_start) * 1000000)::bigint = $2";
-        let began = clock.now();
+        let (began, mut pause) = (clock.now(), Duration::from_millis(5));
         loop {
             let rows =
                 self.client.query_typed(sql, &[(&id, Type::INT4), (&started, Type::INT8)]).await;
-            let rows = rows.map_err(failure)?;
-            let Some(row) = rows.first() else { return Ok(()) };
-            let is_ended: Option<bool> = get(row, 0)?;
-            if is_ended.is_none() && clock.now().since(began) >= patience {
+            let is_signalled = match rows {
+                Ok(rows) => match rows.first() {
+                    Some(row) => get::<Option<bool>>(row, 0)?.is_some(),
+                    None => return Ok(()),
+                },
+                Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => false,
+                Err(error) => return Err(failure(error)),
+            };
+            let waited = clock.now().since(began);
+            if is_signalled && waited >= limit {
+                return Err(not_ended(id));
+            }
+            if !is_signalled && waited >= patience {
                 return Ok(());
             }
-            tokio::time::sleep(BETWEEN).await;
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
+}
+
+/// A statement that waits in the process could still grant a lock.
+#[cold]
+fn not_ended(id: i32) -> BackendError {
+    let text = format!("the PostgreSQL process {id} of the last connection has not ended");
+    BackendError::new(FailureKind::NotApplied, text)
+        .remedy("find out on the server why `pg_terminate_backend` has no effect on it; the locks are available again once it has ended")
 }
 
 /// The column of a row of this store's own statements.

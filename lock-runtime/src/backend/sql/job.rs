@@ -137,6 +137,14 @@ pub(crate) fn moved() -> BackendError {
     BackendError::new(FailureKind::NotApplied, message)
 }
 
+/// The failure of a request whose tables were dropped, where connections make them.
+#[cold]
+pub(crate) fn dropped_tables() -> BackendError {
+    let message = "the tables of the locks were dropped";
+    BackendError::new(FailureKind::NotApplied, message)
+        .remedy("with `create=on` the next connection makes them again; other processes lose locks with them")
+}
+
 /// The failure of a request whose connection took no answer to it.
 #[cold]
 pub(crate) fn no_answer() -> BackendError {

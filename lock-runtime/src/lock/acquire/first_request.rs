@@ -132,10 +132,15 @@ fn on_answer(
                 events::contended(core.origin(&spec), expires_in);
                 (LastAnswer::Held { expires_in }, false, retry_after)
             }
+            Answer::Failed { error, retry_after } if error.is_contended() => {
+                reported = Some(id);
+                events::contended(core.origin(&spec), None);
+                (LastAnswer::Held { expires_in: None }, false, retry_after)
+            }
             Answer::Failed { error, retry_after } => {
                 let is_rejected =
                     error.kind() == FailureKind::Rejected || core.store_status.is_refusing();
-                (LastAnswer::of_failure(error), is_rejected, retry_after)
+                (LastAnswer::Failed(error), is_rejected, retry_after)
             }
         };
     core.queue.record_answer(&spec.store_keys, &answer);

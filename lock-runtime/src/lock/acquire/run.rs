@@ -204,25 +204,33 @@ impl AcquireTask {
         match self.attempts.on_answer(policy, sent, now, limit, answers.pop()) {
             Answer::Granted { fences, contended } => Requested::Granted { fences, contended },
             Answer::Contended { expires_in, retry_after, .. } => {
-                self.failing_since = None;
-                if self.reported.replace(head.id) != Some(head.id) {
-                    events::contended(core.origin(spec), expires_in);
-                }
-                core.queue.record_answer(&spec.store_keys, &LastAnswer::Held { expires_in });
-                self.reject_expired(now, false, false);
+                self.on_contended(head, expires_in, now);
+                Requested::Again(retry_after)
+            }
+            Answer::Failed { error, retry_after } if error.is_contended() => {
+                self.on_contended(head, None, now);
                 Requested::Again(retry_after)
             }
             Answer::Failed { error, retry_after } => {
                 let is_rejected = error.kind() == FailureKind::Rejected;
-                if !error.is_contended() {
-                    self.failing_since.get_or_insert(sent);
-                }
-                core.queue.record_answer(&spec.store_keys, &LastAnswer::of_failure(error));
+                self.failing_since.get_or_insert(sent);
+                core.queue.record_answer(&spec.store_keys, &LastAnswer::Failed(error));
                 let is_refused = core.store_status.is_refusing();
                 self.reject_expired(now, is_rejected, is_refused);
                 Requested::Again(retry_after)
             }
         }
+    }
+
+    /// Another owner has the lock.
+    fn on_contended(&mut self, head: &HeadInfo, expires_in: Option<Duration>, now: Instant) {
+        self.failing_since = None;
+        if self.reported.replace(head.id) != Some(head.id) {
+            events::contended(self.core.origin(&head.spec), expires_in);
+        }
+        let answer = LastAnswer::Held { expires_in };
+        self.core.queue.record_answer(&head.spec.store_keys, &answer);
+        self.reject_expired(now, false, false);
     }
 
     /// Rejects the waiters whose wait ends with the last answer. `is_rejected`: the first one; `is_refused`: all.

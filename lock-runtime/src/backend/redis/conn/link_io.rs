@@ -89,9 +89,9 @@ impl LinkIo {
         match &self.requests {
             LinkRequests::Multiplexed(_) => self.send(&library_command(command)).await,
             LinkRequests::Direct(requests) => {
-                let mut packed = requests.commands(1);
+                let mut packed = requests.empty_commands(1);
                 packed.add(command);
-                self.io.write_inline(requests.send_one(packed)).await
+                self.io.write_inline(requests.send_packed(packed)).await
             }
         }
     }
@@ -103,19 +103,19 @@ impl LinkIo {
         count: usize,
         command: &WriteNthCommand<'_>,
     ) -> Result<Vec<Value>, RedisError> {
-        let with_preludes = count * prelude.commands_for_one();
+        let commands = count * prelude.commands_for_one();
         match &self.requests {
             LinkRequests::Multiplexed(_) => {
-                let mut all = Pipeline::with_capacity(with_preludes);
+                let mut all = Pipeline::with_capacity(commands);
                 prelude.before_each(count, command, |write| {
                     all.add_command(library_command(write));
                 });
                 self.send_all(&all).await
             }
             LinkRequests::Direct(requests) => {
-                let mut packed = requests.commands(with_preludes);
+                let mut packed = requests.empty_commands(commands);
                 prelude.before_each(count, command, |write| packed.add(write));
-                self.io.write_inline(requests.send_several(packed)).await
+                self.io.write_inline(requests.send_all_packed(packed)).await
             }
         }
     }

@@ -41,7 +41,7 @@ pub(crate) fn library_command(write: impl FnOnce(&mut CommandWriter<'_>)) -> Cmd
 /// Commands in the bytes that are sent: RESP, each an array of bulk strings.
 ///
 /// Nothing is allocated for a command or an argument.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct PackedCommands {
     bytes: Vec<u8>,
     count: usize,

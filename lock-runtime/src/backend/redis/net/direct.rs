@@ -94,11 +94,11 @@ impl DirectConnection {
     /// # Errors
     /// The connection has ended.
     pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
-        self.send_one(PackedCommands::of_library(command.get_packed_command(), 1)).await
+        self.send_packed(PackedCommands::of_library(command.get_packed_command(), 1)).await
     }
 
     /// As [`send`](Self::send).
-    pub(crate) async fn send_one(&self, command: PackedCommands) -> Result<Value, RedisError> {
+    pub(crate) async fn send_packed(&self, command: PackedCommands) -> Result<Value, RedisError> {
         let (to, reply) = oneshot::channel();
         self.push(DueReply::One(to), command)?;
         reply.await.map_err(|_| ended())
@@ -110,11 +110,11 @@ impl DirectConnection {
     /// As for [`send`](Self::send).
     pub(crate) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
         let packed = commands.get_packed_pipeline();
-        self.send_several(PackedCommands::of_library(packed, commands.len())).await
+        self.send_all_packed(PackedCommands::of_library(packed, commands.len())).await
     }
 
     /// As [`send_all`](Self::send_all).
-    pub(crate) async fn send_several(
+    pub(crate) async fn send_all_packed(
         &self,
         commands: PackedCommands,
     ) -> Result<Vec<Value>, RedisError> {
@@ -131,7 +131,7 @@ impl DirectConnection {
     }
 
     /// No command, in memory of an earlier request. There is room for `count` usual ones.
-    pub(crate) fn commands(&self, count: usize) -> PackedCommands {
+    pub(crate) fn empty_commands(&self, count: usize) -> PackedCommands {
         let spare = mem::take(&mut self.requests().spare);
         PackedCommands::within(spare, count)
     }

@@ -72,8 +72,8 @@ impl Script {
     }
 }
 
-/// Sends the command that `command` writes, after `prelude`. A script is sent by its hash, and once more by its text if the server does not know the
-/// hash.
+/// Sends the command that `command` writes, after `prelude`. A script is sent by its hash, and once more by its text if the
+/// server does not know the hash.
 pub(crate) async fn run_one(
     connection: &Connection,
     path: Path,
@@ -89,8 +89,8 @@ pub(crate) async fn run_one(
     answer.map_err(|error| connection.failure(error))
 }
 
-/// Sends `count` commands in one write, each after `prelude`. `command` writes them. Scripts are sent by their hash. Those that the server does not know
-/// are sent once more, the first command of each by the text of the script.
+/// Sends `count` commands in one write, each after `prelude`. `command` writes them. Scripts are sent by their hash. Those that
+/// the server does not know are sent once more, the first command of each by the text of the script.
 pub(crate) async fn run(
     connection: &Connection,
     path: Path,

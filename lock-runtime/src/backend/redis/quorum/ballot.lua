@@ -1,9 +1,8 @@
 -- One node of a quorum: it votes for an owner by storing the locks, and keeps a ballot log with the numbers of each.
 -- quorum/mod.rs describes the protocol. The reply is described at each operation. KEYS the locks; and with ballot
--- numbers, the node's ballot log ARGV[1] operation: propose, extend, keep, release,
--- release at expiry, or withdraw; [2] token; [3] lease
--- time of the locks in ms; [4] number of locks; [5] first and [6] last number of the block, or 0; [7] maximum number
--- of log entries; [8] maximum if entries of locks that are not held are among them, or [7]
+-- numbers, the node's ballot log ARGV[1] operation: propose, extend, keep, release, release at expiry, or withdraw; [2]
+-- token; [3] lease time of the locks in ms; [4] number of locks; [5] first and [6] last number of the block, or 0; [7]
+-- maximum number of log entries; [8] maximum if entries of locks that are not held are among them, or [7]
 
 -- State after each operation, for a block of numbers first..last (without one there is no log, and the value of a lock
 -- is the token alone):
@@ -221,7 +220,7 @@ for i = 1, locks do
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if type(held) ~= 'string' then held = nil end
   if held and starts_with(held, token) then
-    if at_expiry then
+    if at_expiry and redis.call('PTTL', KEYS[i]) >= 0 then
       redis.call('SET', KEYS[i], KEPT .. held, 'KEEPTTL')
     elseif ttl == 0 then
       redis.call('DEL', KEYS[i])

@@ -269,7 +269,7 @@ impl Proposal {
                 self.back_off(nodes, now);
             }
             // A majority answers, and a competitor has some of its votes.
-            Decision::Failed if self.claim.enqueue && self.votes.may_answer() => {
+            Decision::Failed if self.claim.enqueue && self.votes.majority_has_not_failed() => {
                 self.has_votes = true;
                 let is_ambiguous = self.block.is_none() && self.votes.is_ambiguous();
                 self.state = ProposalState::Rejected(if is_ambiguous {

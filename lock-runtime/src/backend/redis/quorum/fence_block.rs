@@ -32,9 +32,9 @@ impl FenceBlock {
         Self { first: first.get(), last: first.get() + MOST_FURTHER as u64 }
     }
 
-    /// The next number above `promised` and `further` more, as far as a block has them: microseconds of this machine's clock, unless `promised` is greater.
-    /// Synchronised clocks matter only for a node that has lost its data: numbers after a loss are then above those
-    /// before.
+    /// The next number above `promised` and `further` more, as far as a block has them. They are microseconds of this machine's
+    /// clock, unless `promised` is greater. Synchronised clocks matter only for a node that has lost its data: numbers after
+    /// a loss are then above those before.
     ///
     /// # Errors
     ///

@@ -33,8 +33,8 @@
 //!    Its number stays promised, so that a late proposal is refused, but it is no longer accepted: failed attempts
 //!    do not block renewals.
 //! 6. **If failed nodes could have decided the vote, the result is a failure of the store**, not a held lock. Only for a
-//!    waiter the lock counts as contended while a majority answers: the other votes belong to a competitor, and it tries
-//!    again.
+//!    waiter for one key the lock counts as contended while a majority answers: the other votes belong to a competitor, and
+//!    the waiter retries.
 //! 7. **A node that answers is slow, not silent**, however many requests wait for it. Load makes votes late, but not
 //!    void. A node is silent when it has sent nothing at all for longer than it usually takes. Its vote then counts
 //!    as failed if another vote may be for a competing proposal. Otherwise nothing competes: the granted votes are
