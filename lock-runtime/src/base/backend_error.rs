@@ -32,8 +32,8 @@ struct BackendErrorDetails {
 }
 
 impl BackendError {
-    /// The outcome of several requests that were sent together, as far as it tells about the store: a success if there is
-    /// one, else a rejection, which is an answer, else the last failure.
+    /// The outcome of several requests that were sent together, as far as it tells about the store. It is a success if there is
+    /// one, or an acquire that a competitor prevents; else a rejection, which is an answer; else the last failure.
     pub(crate) fn of_all<T>(outcomes: &[Result<T, Self>]) -> Result<(), &Self> {
         let mut of_all: Result<(), &Self> = Ok(());
         for outcome in outcomes {
@@ -172,5 +172,23 @@ impl Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.text, self.remedy)
+    }
+}
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contended_acquire_is_no_failure_of_the_store() {
+        let failed = |kind| Err(BackendError::new(kind, "planned"));
+        let contended = || failed(FailureKind::MaybeApplied).map_err(BackendError::contended);
+        let of_all = |outcomes: &[Result<(), BackendError>]| {
+            BackendError::of_all(outcomes).map_err(BackendError::kind)
+        };
+        assert_eq!(of_all(&[failed(FailureKind::NotApplied), contended()]), Ok(()));
+        assert_eq!(of_all(&[contended(), failed(FailureKind::NotApplied)]), Ok(()));
+        let failures = [FailureKind::NotApplied, FailureKind::Rejected, FailureKind::NotApplied];
+        assert_eq!(of_all(&failures.map(failed)), Err(FailureKind::Rejected));
     }
 }

@@ -231,6 +231,9 @@ mod tests {
         let all = [g.clone(), g.clone(), h.clone(), h.clone(), f.clone()];
         assert_eq!(vote_count(&all).decision(), Some(Decision::Failed));
         assert!(vote_count(&all).majority_has_not_failed() && vote_count(&all).is_contested());
+        let all = [g.clone(), h.clone(), Some(Vote::Low(7)), f.clone(), f.clone()];
+        assert_eq!(vote_count(&all).decision(), Some(Decision::Failed));
+        assert!(vote_count(&all).majority_has_not_failed(), "three of five");
         let all = [g.clone(), h.clone(), f.clone(), f.clone(), f.clone()];
         assert_eq!(vote_count(&all).decision(), Some(Decision::Failed));
         assert!(!vote_count(&all).majority_has_not_failed());
