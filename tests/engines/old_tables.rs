@@ -1,9 +1,9 @@
-//! The column for a text about the owner: missing, as in tables of an older version; dropped or altered under pools that serve; and
-//! pools that name it beside pools that do not.
+//! Tables that are dropped under pools that serve. The column for a text about the owner: missing, as in tables of an older version;
+//! dropped or altered under such pools; and pools that name it beside pools that do not.
 
 use lock_runtime::{LockPool, OwnerInfo};
-use lock_tests::SqlServer;
 use lock_tests::prelude::*;
+use lock_tests::{SqlServer, eventually_async};
 
 mod postgres {
     use super::*;
@@ -22,6 +22,11 @@ mod postgres {
     async fn a_column_that_changes_under_a_pool_fails_no_lock() {
         changed_column(SqlServer::postgres(), ["ADD COLUMN info integer", "ADD COLUMN info text"])
             .await;
+    }
+
+    #[tokio::test]
+    async fn tables_that_are_dropped_are_made_again() {
+        dropped_tables(SqlServer::postgres()).await;
     }
 }
 
@@ -42,6 +47,11 @@ mod mysql {
     async fn a_column_that_changes_under_a_pool_fails_no_lock() {
         let too_short = "ADD COLUMN info varbinary(10)";
         changed_column(SqlServer::mysql(), ["ADD COLUMN info integer", too_short]).await;
+    }
+
+    #[tokio::test]
+    async fn tables_that_are_dropped_are_made_again() {
+        dropped_tables(SqlServer::mysql()).await;
     }
 }
 
@@ -125,6 +135,16 @@ async fn changed_column(server: SqlServer, others: [&str; 2]) {
     guard.release().await.unwrap();
 }
 
+async fn dropped_tables(server: SqlServer) {
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    cycle(&pool, "order:1").await;
+    server.session().await.run("DROP TABLE lock_lease, lock_queue").await;
+    eventually_async(DEADLINE, "the tables are there again", async || {
+        pool.lock("order:1").wait(ms(0)).acquire().await.is_ok()
+    })
+    .await;
+}
+
 async fn both_versions(server: SqlServer) {
     let url = old_tables(&server).await;
     let old = patient(&url, ms(20_000)).await;
@@ -164,7 +184,7 @@ async fn both_versions(server: SqlServer) {
 }
 
 async fn until_waiting(pool: &LockPool, key: &str) {
-    lock_tests::eventually_async(DEADLINE, "an owner waits", async || {
+    eventually_async(DEADLINE, "an owner waits", async || {
         pool.inspect(key).await.unwrap().waiting == Some(1)
     })
     .await;

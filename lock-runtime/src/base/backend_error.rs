@@ -95,7 +95,7 @@ impl BackendError {
     }
 
     /// The same error, for an acquire that a competitor prevents, and of which a part may be applied later.
-    #[cfg(feature = "redis")]
+    #[cfg(any(test, feature = "redis"))]
     pub(crate) fn contended(self) -> Self {
         self.with(|details| details.is_contended = true)
     }
@@ -175,7 +175,7 @@ impl fmt::Display for Warning {
     }
 }
 
-#[cfg(all(test, feature = "redis"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -249,18 +249,6 @@ async fn a_process_that_cannot_be_ended_is_named() {
 }
 
 #[tokio::test]
-async fn tables_that_are_dropped_are_made_again() {
-    let server = PostgresServer::start();
-    let pool = LockPool::builder(server.url()).connect().await.unwrap();
-    cycle(&pool, "order:1").await;
-    server.query("DROP TABLE lock_lease, lock_queue");
-    eventually_async(DEADLINE, "the tables are there again", async || {
-        pool.lock("order:1").wait(ms(0)).acquire().await.is_ok()
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn a_frozen_server_loses_the_lock_in_time_and_serves_again() {
     let server = PostgresServer::start();
     let pool = LockPool::builder(server.url()).request_timeout(ms(300)).connect().await.unwrap();

@@ -216,8 +216,8 @@ impl<'a> Batch<'a> {
         Ok(rows)
     }
 
-    /// A server that refuses writes is left: another one may be the primary by now. So is a connection whose tables were dropped,
-    /// if the next one makes them.
+    /// A server that refuses writes is left: another one may be the primary by now. So is a connection that lacks its
+    /// tables, if the next one makes them.
     fn failed(&self, error: Error) -> BackendError {
         let is_read_only = error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION);
         let are_dropped = self.creates && error.code() == Some(&SqlState::UNDEFINED_TABLE);

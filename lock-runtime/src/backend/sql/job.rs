@@ -137,7 +137,7 @@ pub(crate) fn moved() -> BackendError {
     BackendError::new(FailureKind::NotApplied, message)
 }
 
-/// The failure of a request whose tables were dropped, where connections make them.
+/// The failure of a request without the tables, where connections make them.
 #[cold]
 pub(crate) fn dropped_tables() -> BackendError {
     let message = "the tables of the locks were dropped";

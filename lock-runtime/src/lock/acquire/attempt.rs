@@ -145,6 +145,9 @@ impl Attempts {
             Err(error) => error,
         };
         let retry_after = self.on_failure(&error, until);
+        if error.is_contended() {
+            return Answer::Contended { expires_in: None, wait_mode: WaitMode::Poll, retry_after };
+        }
         Answer::Failed { error, retry_after }
     }
 

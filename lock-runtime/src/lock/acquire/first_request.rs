@@ -132,11 +132,6 @@ fn on_answer(
                 events::contended(core.origin(&spec), expires_in);
                 (LastAnswer::Held { expires_in }, false, retry_after)
             }
-            Answer::Failed { error, retry_after } if error.is_contended() => {
-                reported = Some(id);
-                events::contended(core.origin(&spec), None);
-                (LastAnswer::Held { expires_in: None }, false, retry_after)
-            }
             Answer::Failed { error, retry_after } => {
                 let is_rejected =
                     error.kind() == FailureKind::Rejected || core.store_status.is_refusing();

@@ -204,11 +204,12 @@ impl AcquireTask {
         match self.attempts.on_answer(policy, sent, now, limit, answers.pop()) {
             Answer::Granted { fences, contended } => Requested::Granted { fences, contended },
             Answer::Contended { expires_in, retry_after, .. } => {
-                self.on_contended(head, expires_in, now);
-                Requested::Again(retry_after)
-            }
-            Answer::Failed { error, retry_after } if error.is_contended() => {
-                self.on_contended(head, None, now);
+                self.failing_since = None;
+                if self.reported.replace(head.id) != Some(head.id) {
+                    events::contended(core.origin(spec), expires_in);
+                }
+                core.queue.record_answer(&spec.store_keys, &LastAnswer::Held { expires_in });
+                self.reject_expired(now, false, false);
                 Requested::Again(retry_after)
             }
             Answer::Failed { error, retry_after } => {
@@ -220,17 +221,6 @@ impl AcquireTask {
                 Requested::Again(retry_after)
             }
         }
-    }
-
-    /// Another owner has the lock.
-    fn on_contended(&mut self, head: &HeadInfo, expires_in: Option<Duration>, now: Instant) {
-        self.failing_since = None;
-        if self.reported.replace(head.id) != Some(head.id) {
-            events::contended(self.core.origin(&head.spec), expires_in);
-        }
-        let answer = LastAnswer::Held { expires_in };
-        self.core.queue.record_answer(&head.spec.store_keys, &answer);
-        self.reject_expired(now, false, false);
     }
 
     /// Rejects the waiters whose wait ends with the last answer. `is_rejected`: the first one; `is_refused`: all.

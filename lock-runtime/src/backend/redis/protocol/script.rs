@@ -89,8 +89,8 @@ pub(crate) async fn run_one(
     answer.map_err(|error| connection.failure(error))
 }
 
-/// Sends `count` commands in one write, each after `prelude`. `command` writes them. Scripts are sent by their hash. Those that
-/// the server does not know are sent once more, the first command of each by the text of the script.
+/// Sends `count` commands in one write, each after `prelude`. `command` writes them. Scripts are sent by their hash.
+/// Commands of unknown scripts are sent once more, the first command of each script by its text.
 pub(crate) async fn run(
     connection: &Connection,
     path: Path,

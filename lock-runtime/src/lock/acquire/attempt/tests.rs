@@ -92,6 +92,16 @@ fn silence_and_unknown_effects_are_ambiguous_and_refusals_are_not() {
 }
 
 #[test]
+fn a_contended_acquire_that_may_be_applied_later_is_ambiguous_and_no_failure() {
+    let policy = policy(LockOptions::new());
+    let mut attempts = attempts();
+    let error = BackendError::new(FailureKind::MaybeApplied, "planned").contended();
+    let answer = attempts.on_answer(&policy, at(1_000), at(1_500), ms(500), Some(Err(error)));
+    assert!(matches!(answer, Answer::Contended { expires_in: None, .. }), "{answer:?}");
+    assert_eq!((attempts.unanswered, attempts.ambiguous_until), (1, Some(at(1_000) + TTL)));
+}
+
+#[test]
 fn ambiguity_lasts_until_the_last_unanswered_request_is_forgotten() {
     let (mut attempts, policy) = (attempts(), plain());
     for sent in [1_000, 3_000, 2_000] {
