@@ -209,7 +209,11 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `name` | text | `module::function` | label in events |
 /// | `crate` | path | `::lock_runtime` | path of this crate, if it is renamed |
 ///
-/// `"skip"` returns the empty value of `()`, `Option<_>`, `Result<(), E>` or `Result<Option<_>, E>`.
+/// `"skip"` returns the empty value of `()`, `Option<_>`, `Result<(), E>` or `Result<Option<_>, E>`. The first two cannot carry the
+/// error of a store that is down, so they need `on_error` too.
+///
+/// An expression for `key` or `keys` may use `?`: its error is the result of the call, and nothing is locked. Its value is taken as it
+/// is: an empty part, such as a header that is missing, is not refused.
 ///
 /// A package that is renamed in `Cargo.toml`, as in `locks = { package = "lock-runtime", .. }`, needs `crate = locks`.
 ///
@@ -236,7 +240,8 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// A call may be dropped at any await and leaves nothing behind. While it waits, it leaves the wait queue and releases
 /// what the store may have granted. In the body, the body is dropped first and then the lock is released.
 ///
-/// The body's locals, and the arguments that it uses, drop before the release. Arguments that it does not use drop after it.
+/// The body's locals, and the arguments that it uses, drop before the release. Arguments that it does not use drop after it. So does
+/// what a pattern leaves in an argument: `ref name` moves nothing, nor does a field that the pattern does not bind.
 ///
 /// The lock ends with the body. A stream, a future or a lazy iterator that the body returns runs without the lock.
 #[cfg(feature = "macros")]

@@ -305,6 +305,21 @@ async fn a_store_that_dies_before_a_release_is_no_conflict() {
 }
 
 #[tokio::test]
+async fn a_single_try_waits_for_a_release_of_the_same_process() {
+    let server = RedisServer::start();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    for _ in 0..50 {
+        drop(pool.lock("k").acquire().await.unwrap());
+        let next = pool.lock("k").try_acquire().await.unwrap();
+        let several = pool.lock_all(["k", "l"]).try_acquire().await.unwrap();
+        assert!(next.is_some() && several.is_none());
+        drop(next);
+        let both = pool.lock_all(["k", "l"]).try_acquire().await.unwrap();
+        assert!(both.is_some());
+    }
+}
+
+#[tokio::test]
 async fn a_conflict_with_a_release_of_the_same_process_says_so() {
     let server = RedisServer::start();
     let pool = LockPool::connect(&server.url()).await.unwrap();
@@ -312,7 +327,7 @@ async fn a_conflict_with_a_release_of_the_same_process_says_so() {
     let guard = pool.lock("k").acquire().await.unwrap();
     server.pause();
     drop(guard);
-    let error = pool.lock("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+    let error = pool.lock("k").wait(ms(50)).acquire().await.unwrap_err();
     server.resume();
     assert!(error.to_string().contains("this process is still releasing the lock"), "{error}");
     until_served(&pool).await;

@@ -33,7 +33,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// With the output of `redis-cli`, when it cannot create the cluster.
+    /// When a server refuses, or the cluster is not complete within 30 s.
     #[track_caller]
     pub fn start() -> Self {
         Self::start_with(|config| config)
@@ -48,11 +48,19 @@ impl RedisCluster {
     pub fn start_with(special: impl Fn(Config) -> Config) -> Self {
         let start = |_| node(special(RedisServer::builder()));
         let cluster = Self { nodes: (0..6).map(start).collect() };
-        let addresses: Vec<_> = cluster.nodes.iter().map(address).collect();
-        let mut args = vec!["--cluster", "create"];
-        args.extend(addresses.iter().map(String::as_str));
-        args.extend(["--cluster-replicas", "1", "--cluster-yes"]);
-        redis_cli(&args);
+        let (masters, replicas) = cluster.nodes.split_at(3);
+        for (node, epoch) in cluster.nodes.iter().zip(1..) {
+            must(node, &["CLUSTER", "SET-CONFIG-EPOCH", &format!("{epoch}")]);
+        }
+        for (master, third) in masters.iter().zip(0..) {
+            let [first, end] = [third, third + 1].map(|third| third * u32::from(SLOTS) / 3);
+            let (first, last) = (first.to_string(), (end - 1).to_string());
+            must(master, &["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+        }
+        cluster.until_all_have_met();
+        for (replica, master) in replicas.iter().zip(masters) {
+            must(replica, &["CLUSTER", "REPLICATE", &id(master)]);
+        }
         cluster.until_whole();
         // Longer than a pause by a test, or a stall of a busy machine.
         cluster.replace_masters_after(Duration::from_secs(5));
@@ -103,17 +111,31 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// With the output of `redis-cli`, when it fails.
+    /// When the others do not know it, or not all slots are served, within 30 s.
     #[track_caller]
     pub fn join(&mut self) {
-        let new = node(RedisServer::builder());
-        redis_cli(&["--cluster", "add-node", &address(&new), &address(&self.nodes[0])]);
-        let id = id(&new);
-        self.nodes.push(new);
-        eventually(DEADLINE, "all know the new server", || {
-            self.nodes.iter().all(|node| node.cli(&["CLUSTER", "NODES"]).contains(&id))
-        });
+        self.nodes.push(node(RedisServer::builder()));
+        self.until_all_have_met();
         self.until_serving();
+    }
+
+    /// Introduces the servers to the first one until all know each other. A server forgets one that has not answered within the
+    /// node timeout. `redis-cli --cluster create` introduces each once, and then waits for ever on a busy machine.
+    #[track_caller]
+    fn until_all_have_met(&self) {
+        let ids: Vec<_> = self.nodes.iter().map(id).collect();
+        let unknown_to = |node: &RedisServer| -> Vec<usize> {
+            let table = node.cli(&["CLUSTER", "NODES"]);
+            (0..ids.len()).filter(|at| !table.contains(&ids[*at])).collect()
+        };
+        eventually(DEADLINE, "all servers of the cluster know each other", || {
+            let first = &self.nodes[0];
+            for other in unknown_to(first).into_iter().map(|at| &self.nodes[at]) {
+                let (port, bus) = (other.port().to_string(), bus_port(other));
+                must(first, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+            }
+            self.nodes.iter().all(|node| unknown_to(node).is_empty())
+        });
     }
 
     /// `redis+cluster://` with all six servers, without TLS.
@@ -373,6 +395,17 @@ fn address(node: &RedisServer) -> String {
 
 fn id(node: &RedisServer) -> String {
     node.cli(&["CLUSTER", "MYID"])
+}
+
+/// The port by which the other servers of a cluster reach `node`.
+fn bus_port(node: &RedisServer) -> String {
+    let table = node.cli(&["CLUSTER", "NODES"]);
+    let own = table.lines().find(|line| line.contains("myself"));
+    let address = own.and_then(|line| line.split_whitespace().nth(1));
+    let port = address.and_then(|address| address.split_once('@'));
+    let (_, port) = port.expect("a server of a cluster has a second port");
+    // Names may follow.
+    port.split(',').next().unwrap_or(port).to_owned()
 }
 
 /// For each of the servers with these ports, in their order, the id of the master it replicates; as `node` knows it.

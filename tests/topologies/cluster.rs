@@ -483,6 +483,85 @@ mod moved {
     }
 
     #[tokio::test]
+    async fn several_keys_are_renewed_and_released_while_their_slot_is_divided() {
+        let cluster = RedisCluster::start();
+        let pool = LockPool::builder(cluster.url()).ttl(ms(3_000)).connect().await.unwrap();
+        let name = |moved: usize, n: usize| format!("{{7}}:{moved}:{n}");
+        let mut guards = Vec::new();
+        for moved in 0..4 {
+            let keys = [name(moved, 0), name(moved, 1)];
+            guards.push(pool.lock_all(keys).fencing(false).acquire().await.unwrap());
+        }
+        let held = guards.pop();
+        let slot = cluster.slot("{7}");
+        let from = cluster.owner(slot);
+        let to = cluster.masters().into_iter().find(|node| node.port() != from.port()).unwrap();
+        let step = cluster.begin_move(slot, to);
+        // None, one or both of the keys of a lease have moved.
+        for moved in 0..3 {
+            (0..moved).for_each(|n| step.migrate(&name(moved, n)));
+        }
+        let end = Instant::now() + ms(6_000);
+        while Instant::now() < end {
+            sleep(ms(50)).await;
+            assert!(guards.iter().all(|guard| guard.is_held()), "a lease was not renewed");
+        }
+        for guard in guards {
+            guard.verify().await.unwrap();
+            guard.release().await.unwrap();
+        }
+        for node in [from, to] {
+            let left = node.cli(&["KEYS", "{7}:[0-2]:?"]);
+            assert_eq!(left, "", "all are released before the move is over");
+        }
+        step.migrate(&name(3, 0));
+        let report = pool.shutdown(ms(500)).await;
+        assert_eq!((report.released, report.abandoned), (1, 0), "{report:?}");
+        drop(held);
+        step.finish();
+        until_nothing_is_left(&cluster).await;
+    }
+
+    /// The queue and the lock are in one command, and one of the two may have moved.
+    #[tokio::test]
+    async fn a_contended_lock_is_released_and_acquired_while_its_slot_is_divided() {
+        const WAITERS: usize = 3;
+        for moves_lock in [false, true] {
+            let cluster = RedisCluster::start();
+            let [ours, theirs] = two_pools(&cluster).await;
+            let key = "{7}:lock";
+            let slot = cluster.slot(key);
+            let from = cluster.owner(slot);
+            let to = cluster.masters().into_iter().find(|node| node.port() != from.port()).unwrap();
+            let guard = ours.lock(key).fencing(false).acquire().await.unwrap();
+            let mut waiters = JoinSet::new();
+            for _ in 0..WAITERS {
+                let waiter = theirs.lock(key).fencing(false).wait(Wait::Forever).acquire();
+                waiters.spawn(async move {
+                    let guard = waiter.await.unwrap();
+                    guard.release().await.unwrap();
+                });
+            }
+            eventually_async(DEADLINE, "one is queued", async || {
+                !from.cli(&["KEYS", "*:line"]).is_empty()
+            })
+            .await;
+            let step = cluster.begin_move(slot, to);
+            if moves_lock {
+                step.migrate(key);
+            }
+            guard.release().await.unwrap();
+            within(DEADLINE, "all have had it before the move is over", waiters.join_all()).await;
+            let again = ours.lock(key).fencing(false).try_acquire().await.unwrap();
+            again.expect("it is free").release().await.unwrap();
+            step.finish();
+            // Positions of owners that had the lock without the queue are passed over.
+            alternate([ours, theirs], key, 5).await;
+            until_nothing_is_left(&cluster).await;
+        }
+    }
+
+    #[tokio::test]
     async fn a_waiter_is_served_where_the_slot_has_moved() {
         const KEY: &str = "k";
         let cluster = RedisCluster::start();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lock_runtime::backend::Backend;
 use lock_runtime::testing::{conformance, open_backend};
-use lock_runtime::{LockError, LockPool};
+use lock_runtime::{ErrorKind, LockError, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Trap, named, nutcracker};
 use lock_tests::server::Config;
@@ -183,6 +183,57 @@ fn every_version_serves_the_user_that_the_error_recommends() {
         let server = server_of(&version).config_line(&user).start();
         conforms(&url_of_user(&server)).await;
         takes_turns(&server, &url_of_user(&server)).await;
+    });
+}
+
+/// Servers before 7.0 redirect a command of which they have some keys and not others. What follows a redirection must not take a
+/// key for missing that has not moved yet.
+#[test]
+fn a_lock_has_one_owner_on_every_version_while_its_slot_is_divided() {
+    const HELD: &str = "{7}:held";
+    const BOTH: [&str; 2] = ["{7}:moves", "{7}:stays"];
+    on_each(versions::installed(), async |version| {
+        let node = || server_of(&version).arg("cluster-enabled", "yes").start();
+        let (from, to) = (node(), node());
+        let id = |node: &RedisServer| node.cli(&["CLUSTER", "MYID"]);
+        let (from_id, to_id) = (id(&from), id(&to));
+        let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();
+        let all = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+        assert_eq!(from.cli(&all.collect::<Vec<_>>()), "OK");
+        eventually_async(LONG, "both serve all slots", async || {
+            from.cli(&["CLUSTER", "MEET", "127.0.0.1", &to.port().to_string()]);
+            [&from, &to].iter().all(|node| {
+                let known = node.cli(&["CLUSTER", "NODES"]);
+                node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+                    && known.contains(&from_id)
+                    && known.contains(&to_id)
+            })
+        })
+        .await;
+        let url = format!("redis+cluster://127.0.0.1:{}", from.port());
+        let connect = async || LockPool::builder(&url).ttl(ms(3_000)).connect().await.unwrap();
+        let (ours, theirs) = (connect().await, connect().await);
+        let held = ours.lock(HELD).fencing(false).acquire().await.unwrap();
+        let both = ours.lock_all(BOTH).fencing(false).acquire().await.unwrap();
+        let slot = from.cli(&["CLUSTER", "KEYSLOT", HELD]);
+        assert_eq!(to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]), "OK");
+        assert_eq!(from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]), "OK");
+        let port = to.port().to_string();
+        assert_eq!(from.cli(&["MIGRATE", "127.0.0.1", &port, BOTH[0], "0", "5000"]), "OK");
+        // Longer than the ttl, which renewals extend.
+        let waiter = theirs.lock(HELD).fencing(false).wait(ms(5_000)).acquire();
+        let refused = waiter.await.expect_err("it is held");
+        assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+        for guard in [&held, &both] {
+            guard.verify().await.unwrap();
+        }
+        both.release().await.unwrap();
+        held.release().await.unwrap();
+        let next = theirs.lock(HELD).fencing(false).try_acquire().await.unwrap();
+        next.expect("it is free").release().await.unwrap();
+        for node in [&from, &to] {
+            assert_eq!(node.cli(&["KEYS", "{7}:*"]), "");
+        }
     });
 }
 

@@ -26,7 +26,7 @@ use crate::lock::hold;
 ///
 /// The lease is renewed as long as the guard lives. When it cannot be renewed, its validity ends in time:
 /// [`is_held`](Self::is_held) becomes `false` by the local clock, without any answer.
-#[must_use = "the lock is released as soon as the guard is dropped"]
+#[must_use = "the lock is released as soon as the guard is dropped, also by `let _ = ..`: bind it, as in `let _guard = ..`"]
 pub struct LockGuard {
     core: Arc<PoolCore>,
     hold: Hold,

@@ -200,13 +200,26 @@ fn missing(name: &str) -> LockError {
     if POOLS.is_inherited() {
         return LockError::inherited().in_pool(&name.into());
     }
-    let remedy = if name == DEFAULT {
+    let names: Vec<_> = {
+        let pools = pools().read().unwrap_or_else(PoisonError::into_inner);
+        pools.keys().cloned().collect()
+    };
+    let installed = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let most_typos = if name.chars().count() > 4 { 2 } else { 1 };
+    let meant = names.iter().find(|known| strsim::osa_distance(known, name) <= most_typos);
+    let mut remedy = if name == DEFAULT {
         "add `lock_runtime::init(\"redis://127.0.0.1:6379\").await?;` to `main`, or `\"memory://\"` for locks of one process; a test has its own with `testing::with_pool`".to_owned()
     } else {
         format!(
             "add `lock_runtime::install(\"{name}\", LockPool::connect(url).await?)?;` to `main`; a test has its own with `testing::with_pool`"
         )
     };
+    if let Some(meant) = meant {
+        remedy = format!("did you mean `{meant}`? otherwise {remedy}");
+    }
+    if !installed.is_empty() {
+        remedy += &format!(" (installed: {installed})");
+    }
     LockError::new(ErrorKind::PoolNotFound, "no lock pool is installed")
         .in_pool(&name.into())
         .remedy(remedy)

@@ -127,6 +127,15 @@ fn check_names(pool: &str, present: &[String]) -> Result<(), LockError> {
         }
         let remedy = match meant(&rest.to_ascii_lowercase()) {
             Some(Meant::Url) => format!("set {}", variable(pool, "URL")),
+            Some(Meant::PartOfUrl) => {
+                format!("write it into {}: `redis://user:password@host`", variable(pool, "URL"))
+            }
+            Some(Meant::AnyTimeout) => format!(
+                "set {} (how long a call waits for its lock), {} (after which the lock of a dead process is free) or {} (of one request to the store)",
+                variable(pool, "WAIT"),
+                variable(pool, "TTL"),
+                variable(pool, "REQUEST_TIMEOUT"),
+            ),
             Some(Meant::Setting(setting)) => setting.remedy(|setting| variable(pool, setting)),
             None => continue,
         };
@@ -139,6 +148,9 @@ fn check_names(pool: &str, present: &[String]) -> Result<(), LockError> {
 /// What the name of a variable was probably meant for.
 enum Meant {
     Url,
+    PartOfUrl,
+    /// One of several time limits.
+    AnyTimeout,
     Setting(&'static PoolSetting),
 }
 
@@ -149,8 +161,11 @@ fn meant(name: &str) -> Option<Meant> {
         let most_typos = if known.len() > 4 { 2 } else { 1 };
         without_unit == known || strsim::osa_distance(name, known) <= most_typos
     };
-    if is_meant("url") {
-        return Some(Meant::Url);
+    match without_unit {
+        "timeout" => return Some(Meant::AnyTimeout),
+        "user" | "username" | "password" => return Some(Meant::PartOfUrl),
+        _ if is_meant("url") => return Some(Meant::Url),
+        _ => {}
     }
     let mut settings = POOL_SETTINGS.iter().chain([&CONNECT_TIMEOUT]);
     settings.find(|setting| is_meant(setting.name)).map(Meant::Setting)
@@ -281,6 +296,9 @@ mod tests {
             ("LOCK_TTL_MS", "set LOCK_TTL, or"),
             ("LOCK_WIAT", "set LOCK_WAIT, or"),
             ("LOCK_ULR", "set LOCK_URL"),
+            ("LOCK_PASSWORD", "write it into LOCK_URL"),
+            ("LOCK_TIMEOUT", "set LOCK_WAIT (how long"),
+            ("LOCK_TIMEOUT_MS", "LOCK_REQUEST_TIMEOUT (of one"),
             ("LOCK_KEY_PREFIX", "set LOCK_PREFIX, or call `PoolBuilder::key_prefix`"),
             ("LOCK_MAX_WAITER", "set LOCK_MAX_WAITERS"),
             ("LOCK_LINGER", "call `PoolBuilder::linger`"),

@@ -1,5 +1,6 @@
 //! Opens the store of a URL.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,11 +59,15 @@ pub(crate) async fn connect(
 ) -> Result<Arc<dyn DynBackend>, LockError> {
     // Without a scheme, the text before the first `://` may contain a password.
     let parts = url.split_once("://").filter(|(scheme, _)| !scheme.contains([':', '@', '/']));
-    let Some((scheme, rest)) = parts else {
+    let Some((written, rest)) = parts else {
         return Err(LockError::new(ErrorKind::Config, "the store's URL has no scheme").remedy(
             "write for example `redis://127.0.0.1:6379`, or `memory://` for locks of one process",
         ));
     };
+    // As in any URL, the case of its scheme does not matter.
+    let scheme = &*written.to_ascii_lowercase();
+    let url =
+        &*if scheme == written { Cow::Borrowed(url) } else { format!("{scheme}://{rest}").into() };
     if let Some(error) = setting_of_the_pool(rest) {
         return Err(error);
     }
@@ -149,8 +154,66 @@ fn paused_clock() -> LockError {
     )
 }
 
+/// The scheme that `scheme` is a misspelling of.
+fn meant_scheme(scheme: &str) -> Option<&'static str> {
+    const SCHEMES: [&str; 16] = [
+        "redis",
+        "rediss",
+        "redis+sentinel",
+        "rediss+sentinel",
+        "redis+cluster",
+        "rediss+cluster",
+        "redis+unix",
+        "redlock",
+        "valkey",
+        "memory",
+        "mysql",
+        "mariadb",
+        "postgres",
+        "postgresql",
+        "etcd",
+        "zookeeper",
+    ];
+    // In other libraries and tools.
+    const OTHERS: [(&str, &str); 14] = [
+        ("mem", "memory"),
+        ("inmemory", "memory"),
+        ("in-memory", "memory"),
+        ("local", "memory"),
+        ("sentinel", "redis+sentinel"),
+        ("redis-sentinel", "redis+sentinel"),
+        ("redis_sentinel", "redis+sentinel"),
+        ("sentinels", "redis+sentinel"),
+        ("cluster", "redis+cluster"),
+        ("redis-cluster", "redis+cluster"),
+        ("redis_cluster", "redis+cluster"),
+        ("quorum", "redlock"),
+        ("zk", "zookeeper"),
+        ("pg", "postgres"),
+    ];
+    let is_known = |known: &&str| {
+        *known == scheme || is_of_redis(scheme) || matches!(scheme, "etcds" | "zookeepers")
+    };
+    // Another database.
+    if SCHEMES.iter().any(is_known) || scheme == "mssql" {
+        return None;
+    }
+    let other = OTHERS.iter().find(|(other, _)| *other == scheme).map(|(_, meant)| *meant);
+    let most_typos = if scheme.len() < 5 { 1 } else { 2 };
+    let by_typo = || {
+        let distance = |known: &&&str| strsim::osa_distance(known, scheme);
+        SCHEMES.iter().min_by_key(distance).filter(|known| distance(known) <= most_typos).copied()
+    };
+    other.or_else(by_typo)
+}
+
 #[cold]
 fn unknown(scheme: &str) -> LockError {
+    if let Some(meant) = meant_scheme(scheme) {
+        let cause = format!("`{scheme}://` is not a store");
+        return LockError::new(ErrorKind::Config, cause)
+            .remedy(format!("did you mean `{meant}://`?"));
+    }
     let cause = format!("`{scheme}://` is not a store of this build");
     let remedy = match scheme {
         scheme if is_of_redis(scheme) => {
@@ -183,6 +246,27 @@ mod tests {
         assert!(error.contains("`db` twice; write it once"), "{error}");
         for rest in ["host", "host?", "host?a&&b", "host?db=3&cadb=3", "u:p?x@y?x@host"] {
             assert_eq!(repeated(rest), None, "{rest}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_scheme_is_named() {
+        for (scheme, meant) in [
+            ("redi", "redis"),
+            ("reddis", "redis"),
+            ("mem", "memory"),
+            ("inmemory", "memory"),
+            ("redis-sentinel", "redis+sentinel"),
+            ("cluster", "redis+cluster"),
+            ("postgre", "postgres"),
+            ("zk", "zookeeper"),
+        ] {
+            assert_eq!(meant_scheme(scheme), Some(meant), "{scheme}");
+        }
+        for scheme in
+            ["redis", "valkeys+cluster", "etcds", "mysql", "http", "ftp", "consul", "unix", "mssql"]
+        {
+            assert_eq!(meant_scheme(scheme), None, "{scheme}");
         }
     }
 

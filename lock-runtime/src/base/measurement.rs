@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::base::label_values::label_values;
 use crate::base::loss::Loss;
 use crate::base::outcome::Outcome;
 
@@ -25,41 +26,49 @@ pub(crate) enum Measurement {
     Release(ReleaseResult),
 }
 
-/// What one renewal of a lease led to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum RenewalResult {
-    Renewed,
-    Failed,
-    NotHeld,
+label_values! {
+    /// What one renewal of a lease led to.
+    #[derive(Clone, Copy, Debug)]
+    RenewalResult {
+        Renewed = "renewed",
+        Failed = "failed",
+        NotHeld = "not_held",
+    }
 }
 
-/// What one request to release a lease led to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ReleaseResult {
-    Released,
-    NotHeld,
-    Failed,
+label_values! {
+    /// What one request to release a lease led to.
+    #[derive(Clone, Copy, Debug)]
+    ReleaseResult {
+        Released = "released",
+        NotHeld = "not_held",
+        Failed = "failed",
+    }
 }
 
-/// A call to a store.
 #[cfg(feature = "metrics")]
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum StoreOperation {
-    Acquire,
-    Renew,
-    Release,
-    IsHeld,
-    Health,
-    Probe,
+label_values! {
+    /// A call to a store.
+    #[derive(Clone, Copy, Debug)]
+    StoreOperation {
+        Acquire = "acquire",
+        Renew = "renew",
+        Release = "release",
+        IsHeld = "is_held",
+        Health = "health",
+        Probe = "probe",
+    }
 }
 
-/// How a call to a store ended.
 #[cfg(feature = "metrics")]
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum StoreResult {
-    Answered,
-    /// At least one entry of the call has failed.
-    Failed,
-    /// The call was given up.
-    Unanswered,
+label_values! {
+    /// How a call to a store ended.
+    #[derive(Clone, Copy, Debug)]
+    StoreResult {
+        Answered = "answered",
+        /// At least one entry of the call has failed.
+        Failed = "failed",
+        /// The call was given up.
+        Unanswered = "unanswered",
+    }
 }

@@ -14,6 +14,7 @@ pub(crate) mod jitter;
 pub(crate) mod key;
 pub(crate) mod key_pattern;
 pub(crate) mod key_rules;
+pub(crate) mod label_values;
 pub(crate) mod lock_name;
 pub(crate) mod lock_order;
 pub(crate) mod lock_spec;

@@ -1,7 +1,11 @@
 //! Work that begins on the thread of its caller.
 //!
 //! A request is sent from the thread of its caller, which does not wait until the driver wakes up. The work continues
-//! where its answer is read, by [`Woken::run`], or on the driver.
+//! where its answer is read, by [`Woken::run`], or on the driver. The I/O of a Redis connection (`io_task.rs`) reads answers
+//! within [`woken_by`]; the first poll finds by [`caller`] which connection it may use (`connection.rs`).
+//!
+//! `Polling` → `Parked` (it waits) → `Ready` (woken within `woken_by`) → `Polling` → `Gone` (ended, or moved to the driver,
+//! which also polls work that is woken anywhere else).
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

@@ -1,6 +1,9 @@
 //! The state machine of one lease: held, renewing, lost, transferred, released.
 //!
-//! It does no I/O. [`renewal`](crate::lease::renewal) polls [`Lease::poll_renewal`] and reports the answers of the store.
+//! It does no I/O. [`renewal`](crate::lease::renewal) polls [`Lease::poll_renewal`] and reports the answers of the store;
+//! these transitions are in `renewals.rs`. [`Phase`] has the table of all transitions.
+//!
+//! A loss emits its event and drops the permit, so the next waiter of the process sends its request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -118,7 +121,8 @@ pub(crate) struct Lease {
     /// The position of the lease in the queue of renewals.
     scheduled_at: AtomicU64,
     state: Mutex<LeaseState>,
-    renewed: Notify,
+    /// Notified when the renewal that a release waits for has ended.
+    settles: Notify,
 }
 
 impl Lease {
@@ -200,7 +204,7 @@ impl Lease {
                 fences: grant.fences,
                 permit: grant.permit,
             }),
-            renewed: Notify::new(),
+            settles: Notify::new(),
             spec,
         }
     }
@@ -530,11 +534,11 @@ impl Lease {
     /// Waits until no renewal is in flight, so that the release is the last request.
     pub(crate) async fn settled(&self) {
         loop {
-            let renewed = self.renewed.notified();
+            let settles = self.settles.notified();
             if self.state.lock().phase != Phase::ReleasePending {
                 return;
             }
-            renewed.await;
+            settles.await;
         }
     }
 

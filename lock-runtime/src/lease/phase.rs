@@ -2,6 +2,14 @@
 
 /// The phase of a lease. Each request to the store is sent in the phase that names it, and one transition leads into
 /// that phase. So a lease that is being released is never renewed.
+///
+/// | | renewal due | renewal ended | loss | release by the holder | hand-off, linger |
+/// |---|---|---|---|---|---|
+/// | `Held` | `Renewing` | | `Lost` | `Releasing` | `Transferred` |
+/// | `Renewing` | | `Held` | `LostRenewing` | `ReleasePending` | |
+/// | `LostRenewing` | | `Lost` | | `ReleasePending` | |
+/// | `Lost` | | | | `Releasing` | |
+/// | `ReleasePending` | | `Releasing` | | | |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Held,

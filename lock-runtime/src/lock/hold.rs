@@ -44,15 +44,15 @@ impl LeaseOwner for PoolCore {
         self.renewals.cancel(lease);
         let (reply, answer) = oneshot::channel();
         let release = Outgoing::Release(PendingRelease::new(lease.clone(), reply));
+        // The driver is not that quick: a call for the same key may follow immediately. An awaited release of one key notes this as it
+        // is sent.
+        let is_noted_later = mode == ReleaseMode::Awaited && lease.spec.single_key().is_some();
+        if !is_noted_later && lease.has_permit() {
+            self.queue.mark_releasing(&lease.spec.store_keys);
+        }
         match mode {
             ReleaseMode::Awaited => self.send_from_caller(release),
-            ReleaseMode::Background => {
-                // The driver is not that quick: a call for the same key may follow immediately.
-                if let Some(key) = lease.spec.single_key().filter(|_| lease.has_permit()) {
-                    self.queue.mark_releasing(key);
-                }
-                self.send_unawaited(release);
-            }
+            ReleaseMode::Background => self.send_unawaited(release),
         }
         Some(Releasing::InFlight(answer))
     }

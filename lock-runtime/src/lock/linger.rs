@@ -66,7 +66,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
     if core.tracker.is_open() && core.queue.begin_linger(key, is_recent, now + linger) {
         return LingerOutcome::Lingers;
     }
-    // Unless that shutdown has it, or it is lost, and the lock lingers under a later one.
+    // Not if the shutdown has taken it, nor if it is lost and a later lease of the key lingers by now.
     drop(core.lingering.take_if(key, |present| Arc::ptr_eq(present, &idle)));
     LingerOutcome::ReleaseFormer(idle)
 }

@@ -522,12 +522,12 @@ impl StepwiseRequest {
 impl PermitsWait {
     /// When the keys that are reserved for it are free again, if some are.
     pub(super) fn reservation_ends_at(&self) -> Option<Instant> {
-        self.reserved_since.map(|since| since + reservation_time(self.failures))
+        self.reserved_since.map(|since| since + permit_reservation(self.failures))
     }
 }
 
 /// How long keys stay reserved for a request while others are missing, after `failures` failed reservations. It is from
 /// 50 ms to 1.6 s, less than the default wait for a single key.
-fn reservation_time(failures: u32) -> Duration {
+fn permit_reservation(failures: u32) -> Duration {
     Duration::from_millis(50 << failures.min(5))
 }

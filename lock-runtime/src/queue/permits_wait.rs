@@ -324,7 +324,7 @@ impl<W: Waiter> Queues<W> {
 
     /// The entry that gets the permit of `key` if it is free. Requests for several keys that come before it and miss
     /// another key move on.
-    pub(super) fn candidate(&mut self, key: &Key) -> Option<Candidate> {
+    pub(super) fn next_candidate(&mut self, key: &Key) -> Option<Candidate> {
         loop {
             let queue = self.by_key.get_mut(key)?;
             let entry = queue.head()?;

@@ -22,9 +22,14 @@ impl WaitParams {
         Self { now, deadline, wait }
     }
 
+    /// Whether the acquire may not wait.
+    pub(crate) fn is_single_try(&self) -> bool {
+        self.wait == Wait::For(Duration::ZERO)
+    }
+
     /// Gives an acquire that may not wait the time of one more request, for a release of this process.
     pub(crate) fn extend_single_try(&mut self, request_timeout: Duration) {
-        if self.wait == Wait::For(Duration::ZERO) {
+        if self.is_single_try() {
             self.deadline = Some(self.now + request_timeout);
         }
     }

@@ -241,7 +241,7 @@ impl<W: Waiter> WaitQueues<W> {
     /// The first waiter for the lock, if its turn has come. Counts a request for it.
     pub(crate) fn begin_request(&self, key: &Key) -> Option<HeadInfo> {
         let mut queues = self.lock();
-        let id = queues.lock_candidate(key)?;
+        let id = queues.next_lock_candidate(key)?;
         let queue = queues.by_key.get_mut(key)?;
         let successors = queue.expected_successors();
         let entry = queue.entry_mut(id)?;
@@ -252,7 +252,7 @@ impl<W: Waiter> WaitQueues<W> {
 
     /// Whether a waiter for the lock is next.
     pub(crate) fn has_waiter(&self, key: &Key) -> bool {
-        self.lock().lock_candidate(key).is_some()
+        self.lock().next_lock_candidate(key).is_some()
     }
 
     /// Removes the waiter `id`; if it is gone, the first waiter for the lock that `fits`.
@@ -267,7 +267,7 @@ impl<W: Waiter> WaitQueues<W> {
         let id = if is_here {
             id
         } else {
-            let first = queues.lock_candidate(key)?;
+            let first = queues.next_lock_candidate(key)?;
             let waiter = queues.by_key.get(key)?.lock_head()?;
             if !fits(waiter.spec()) {
                 return None;
@@ -293,7 +293,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let mut queue = queues.by_key.get_mut(key)?;
         if queue.lock_head().is_none() {
-            queues.lock_candidate(key)?;
+            queues.next_lock_candidate(key)?;
             queue = queues.by_key.get_mut(key)?;
         }
         let waiter = queue.lock_head()?;
@@ -329,11 +329,24 @@ impl<W: Waiter> WaitQueues<W> {
         queue.set_owner(owner)
     }
 
-    /// A lease of this process, with the permit of `key`, is going to be released.
-    pub(crate) fn mark_releasing(&self, key: &Key) {
-        if let Some(queue) = self.lock().by_key.get_mut(key) {
-            queue.last_answer = LastAnswer::Releasing;
+    /// A lease of this process, with the permits of `keys`, is going to be released.
+    pub(crate) fn mark_releasing(&self, keys: &[Key]) {
+        let mut queues = self.lock();
+        for key in keys {
+            if let Some(queue) = queues.by_key.get_mut(key) {
+                queue.last_answer = LastAnswer::Releasing;
+            }
         }
+    }
+
+    /// Whether this process releases all of `keys` that are in use, and at least one. Nothing waits for them.
+    pub(crate) fn are_being_released(&self, keys: &[Key]) -> bool {
+        let queues = self.lock();
+        let mut in_use = keys.iter().filter_map(|key| queues.by_key.get(key)).peekable();
+        let is_being_released = |queue: &KeyQueue<W>| {
+            matches!(queue.last_answer, LastAnswer::Releasing) && queue.has_no_waiters()
+        };
+        in_use.peek().is_some() && in_use.all(is_being_released)
     }
 
     /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging
@@ -533,15 +546,15 @@ impl<W: Waiter> Queues<W> {
     }
 
     /// The entry that gets the permit of `key` next, if it waits for the lock.
-    fn lock_candidate(&mut self, key: &Key) -> Option<u64> {
-        match self.candidate(key)? {
+    fn next_lock_candidate(&mut self, key: &Key) -> Option<u64> {
+        match self.next_candidate(key)? {
             Candidate::Lock(id) => Some(id),
             Candidate::Permits(_) => None,
         }
     }
 
     fn first_for_lock(&mut self, key: &Key) -> Option<Arc<LockSpec>> {
-        self.lock_candidate(key)?;
+        self.next_lock_candidate(key)?;
         self.by_key.get(key)?.lock_head().map(|waiter| waiter.spec().clone())
     }
 
@@ -566,7 +579,7 @@ impl<W: Waiter> Queues<W> {
         if self.by_key.get(key)?.permit != PermitState::Free {
             return None;
         }
-        let Some(candidate) = self.candidate(key) else {
+        let Some(candidate) = self.next_candidate(key) else {
             self.remove_if_vacant(key);
             return None;
         };

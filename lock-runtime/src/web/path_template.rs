@@ -15,6 +15,8 @@ use crate::base::options::LockOptions;
 pub(super) struct PathTemplate {
     site: &'static Site,
     parts: Vec<TemplatePart>,
+    /// Names in braces, which are literal text.
+    braced: Vec<&'static str>,
     /// How the values of some parameters are read.
     types: Vec<(&'static str, ReadValue)>,
 }
@@ -43,7 +45,8 @@ impl PathTemplate {
         let (file, line) = (at.file(), at.line());
         let location = Location { module: "route", function: template, file, line };
         let site = Site::new(location, template, LockOptions::new()).name(template);
-        Self { site: Box::leak(Box::new(site)), parts, types: Vec::new() }
+        let braced = braced_names(&parts);
+        Self { site: Box::leak(Box::new(site)), parts, braced, types: Vec::new() }
     }
 
     /// Reads the values of the parameter `name` as `T`.
@@ -67,6 +70,11 @@ impl PathTemplate {
         N: AsRef<str>,
         V: AsRef<str>,
     {
+        let is_given = |name: &&str| parameters.iter().any(|(of, _)| of.as_ref() == *name);
+        if let Some(name) = self.braced.iter().copied().find(is_given) {
+            let cause = format!("the lock key of the route: {}", literal_braces(name));
+            return Err(LockError::new(ErrorKind::Config, cause).remedy(write_brackets(name)));
+        }
         let mut key = KeyWriter::new(self.site, "", self.parts.len());
         for (at, part) in self.parts.iter().enumerate() {
             match *part {
@@ -161,7 +169,45 @@ fn parse(template: &'static str) -> Result<Vec<TemplatePart>, String> {
     if parts.is_empty() {
         return Err("it is empty; name what is locked: `order:<id>`".to_owned());
     }
+    // One lock for all requests of a route may be meant, with a hash tag in front.
+    if !parts.iter().any(|part| matches!(part, TemplatePart::Parameter(_))) {
+        let tag = template.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+        let behind_tag = tag.map_or(template, |(_, rest)| rest);
+        let name = braced_names(&[TemplatePart::Text(behind_tag)]).into_iter().next();
+        let name = if template.contains("{}") { Some("") } else { name };
+        if let Some(name) = name {
+            return Err(format!("{}; {}", literal_braces(name), write_brackets(name)));
+        }
+    }
     Ok(parts)
+}
+
+/// The names in braces, as in the path of a route.
+fn braced_names(parts: &[TemplatePart]) -> Vec<&'static str> {
+    let texts = parts.iter().filter_map(|part| match part {
+        TemplatePart::Text(text) => Some(*text),
+        TemplatePart::Parameter(_) => None,
+    });
+    let inside =
+        texts.flat_map(|text| text.split('{').skip(1)).filter_map(|rest| rest.split_once('}'));
+    let is_name =
+        |name: &&str| !name.is_empty() && name.chars().all(|c| c == '_' || c.is_alphanumeric());
+    // In actix `{id:[0-9]+}`, in axum `{*rest}`.
+    let name = |(inside, _): (&'static str, _)| {
+        inside.split(':').next().unwrap_or(inside).trim_start_matches('*')
+    };
+    inside.map(name).filter(is_name).collect()
+}
+
+#[cold]
+fn literal_braces(name: &str) -> String {
+    format!("`{{{name}}}` is literal text, so all requests would have the same lock")
+}
+
+#[cold]
+fn write_brackets(name: &str) -> String {
+    let name = if name.is_empty() { "id" } else { name };
+    format!("write `<{name}>` for the path parameter, or `{{<{name}>}}` for a hash tag")
 }
 
 #[cfg(test)]
@@ -186,6 +232,17 @@ mod tests {
         let error = template.render(&[("id", "1"), ("id", "7")]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("several parameters `id`"), "{error}");
+    }
+
+    #[test]
+    fn a_parameter_in_braces_is_an_error_and_a_hash_tag_is_not() {
+        let template = PathTemplate::new("{orders}:<tenant>:{id}");
+        let error = template.render(&[("tenant", "t"), ("id", "7")]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("write `<id>`"), "{error}");
+        let template = PathTemplate::new("{orders}:{<tenant>}:<id>");
+        let key = template.render(&[("tenant", "t"), ("id", "7")]).unwrap();
+        assert_eq!(key.as_str(), "{orders}:{t}:7");
     }
 
     #[test]
@@ -215,10 +272,19 @@ mod tests {
             ("a:<order.id>", "not the name"),
             ("<a><b>", "nothing separates"),
             ("<a>x", "nothing separates"),
+            ("order:{id}", "write `<id>`"),
+            ("order:{}", "write `<id>`"),
+            ("é:{id}", "write `<id>`"),
+            ("xid{id}", "write `<id>`"),
+            ("{orders}:{order}", "write `<order>`"),
+            ("files:{*rest}", "write `<rest>`"),
+            ("order:{id:[0-9]+}", "write `<id>`"),
         ] {
             let fault = parse(template).unwrap_err();
             assert!(fault.contains(words), "{template}: {fault}");
         }
-        assert_eq!(parse("plain"), Ok(vec![TemplatePart::Text("plain")]));
+        for template in ["plain", "{app}:report"] {
+            assert_eq!(parse(template), Ok(vec![TemplatePart::Text(template)]));
+        }
     }
 }

@@ -178,7 +178,7 @@ impl<'a> MysqlBatch<'a> {
         let (error, done) = match timeout(self.limit, self.session.run(script)).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err((error, done)))
-                if self.state.connector.database.creates && lacks_table(&error) =>
+                if self.state.connector.database.params.creates && lacks_table(&error) =>
             {
                 (dropped_tables().because(error), done)
             }

@@ -27,9 +27,11 @@ impl MysqlBatch<'_> {
     /// The warnings about the server.
     pub(super) async fn health(&mut self) -> Result<Vec<Warning>, BackendError> {
         let database = &self.state.connector.database;
-        let (schema, prefix) = match database.table.split_once('.') {
+        let (schema, prefix) = match database.params.table.split_once('.') {
             Some((schema, prefix)) => (schema, prefix),
-            None => (database.database.as_deref().unwrap_or_default(), database.table.as_str()),
+            None => {
+                (database.database.as_deref().unwrap_or_default(), database.params.table.as_str())
+            }
         };
         let mut names = ByteList::default();
         names.push(&[prefix.as_bytes(), b"_lease"]);

@@ -62,7 +62,7 @@ impl MysqlLink {
         inbox: UnboundedReceiver<StoreJob>,
     ) -> Self {
         let now = state.clock.now();
-        let sweep = RowSweep::new(state.connector.database.forget_after, now);
+        let sweep = RowSweep::new(state.connector.database.params.forget_after, now);
         let pending = PendingJobs::new(state.clock, state.connector.limits.request);
         Self {
             state,

@@ -78,7 +78,7 @@ pub(crate) async fn open(
     config: BackendConfig<'_>,
 ) -> Result<Arc<dyn DynBackend>, LockError> {
     let database = MysqlUrl::parse(url)?;
-    let config = config.with_connect_timeout(database.connect_timeout);
+    let config = config.with_connect_timeout(database.params.connect_timeout);
     let connector = MysqlConnector {
         statements: MysqlStatements::new(database.names()),
         without_info: MysqlStatements::new(database.names().without_info()),

@@ -183,7 +183,7 @@ impl MysqlConnector {
         };
         let check = || SqlScript::of(&self.statements.check, &[]);
         match run(session, check()).await {
-            Err(error) if self.database.creates && is_about_tables(&error) => {
+            Err(error) if self.database.params.creates && is_about_tables(&error) => {
                 run(session, SqlScript::of(&self.statements.tables, &[])).await?;
                 run(session, check()).await
             }

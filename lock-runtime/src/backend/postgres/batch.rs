@@ -52,7 +52,7 @@ impl<'a> Batch<'a> {
     ) -> Self {
         let limit = 2 * connector.limits.request;
         let (statements, broken) = (&connector.statements, OnceLock::new());
-        let creates = connector.database.creates;
+        let creates = connector.database.params.creates;
         if !connector.is_last_server(session) {
             broken.get_or_init(moved);
         }

@@ -66,7 +66,7 @@ pub(crate) async fn open(
     config: BackendConfig<'_>,
 ) -> Result<Arc<dyn DynBackend>, LockError> {
     let database = Database::parse(url)?;
-    let config = config.with_connect_timeout(database.connect_timeout());
+    let config = config.with_connect_timeout(database.params.connect_timeout);
     let credentials = beside_password(config.credentials, database.has_password())?;
     let statements = Statements::new(database.names());
     let tls = Encryption::new(database.tls.clone()).await?;

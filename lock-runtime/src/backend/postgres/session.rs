@@ -255,7 +255,7 @@ impl Connector {
 
     async fn prepare_tables(&self, session: &Session) -> Result<(), Error> {
         match self.statements.check_tables(&session.client).await {
-            Err(error) if self.database.creates && is_about_tables(&error) => {
+            Err(error) if self.database.params.creates && is_about_tables(&error) => {
                 self.statements.create_tables(&session.client).await?;
                 self.statements.check_tables(&session.client).await
             }

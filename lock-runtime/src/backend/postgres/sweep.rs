@@ -30,8 +30,8 @@ pub(crate) struct Sweep {
 
 impl Sweep {
     pub(crate) fn new(database: &Database, now: Instant) -> Self {
-        let due = now + jitter::below(INTERVAL.min(database.forget_after));
-        Self { forget_after: database.forget_after, last: Vec::new(), due }
+        let due = now + jitter::below(INTERVAL.min(database.params.forget_after));
+        Self { forget_after: database.params.forget_after, last: Vec::new(), due }
     }
 
     /// When the next part is due.

@@ -34,6 +34,16 @@ pub(crate) fn is_try_again(error: &BackendError) -> bool {
     error.cause::<RedisError>().is_some_and(|error| error.code() == Some("TRYAGAIN"))
 }
 
+/// Whether a slot is being moved, and the server refused a command with several keys for that reason, or ended a script.
+pub(crate) fn is_divided(error: &BackendError) -> bool {
+    let accesses_a_missing_key =
+        |error: &RedisError| error.detail().is_some_and(|detail| detail.contains(NON_LOCAL_KEY));
+    is_try_again(error) || error.cause::<RedisError>().is_some_and(accesses_a_missing_key)
+}
+
+/// In the answer to a script that accesses a key that it has removed, in a slot that is being moved.
+const NON_LOCAL_KEY: &str = "attempted to access a non local key";
+
 /// Whether a server of a cluster does not have the keys, or cannot serve them now.
 pub(crate) fn is_about_slots(error: &RedisError) -> bool {
     matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "CROSSSLOT"))
@@ -265,7 +275,7 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
             "the server is not part of a Redis Cluster: write `redis://` instead of `redis+cluster://`",
         ),
         // The slot is being moved to another server, and the script reads a key that it has removed earlier.
-        "ERR" if detail.contains("attempted to access a non local key") => (
+        "ERR" if detail.contains(NON_LOCAL_KEY) => (
             FailureKind::MaybeApplied,
             answer,
             "the slot is being moved to another server of the cluster; the request was repeated until the wait was over",

@@ -130,7 +130,14 @@ impl Endpoint {
         let url = Url::parse(text).map_err(|error| match error {
             url::ParseError::EmptyHost => wrong("the URL names no host"),
             error => wrong(format!("the URL is not valid: {error}")),
-        })?;
+        });
+        // A list of hosts may be valid, as a name with commas.
+        if names_several_hosts(text) {
+            return Err(wrong("the URL names several hosts").remedy(
+                "write `redis+cluster://host1,host2` for a Redis Cluster, `redis+sentinel://host1,host2/service` for Sentinel, or `redlock://host1,host2,host3` for a quorum of independent servers",
+            ));
+        }
+        let url = url?;
         let host = match url.host() {
             Some(Host::Domain(name)) if !name.is_empty() => name.to_owned(),
             Some(Host::Ipv4(address)) => address.to_string(),
@@ -228,6 +235,14 @@ impl Endpoint {
     }
 }
 
+fn names_several_hosts(text: &str) -> bool {
+    let (_, rest) = text.split_once("://").unwrap_or_default();
+    let (login, hosts) = rest.rsplit_once('@').unwrap_or(("", rest));
+    let hosts = hosts.split(['/', '?']).next().unwrap_or_default();
+    // A `/` or `?` in front of an `@` is an error of its own.
+    hosts.contains(',') && !login.contains(['/', '?'])
+}
+
 fn replicas(url: &Url) -> Result<u16, LockError> {
     let wanted = url.query_pairs().find(|(name, _)| name == REPLICAS);
     wanted.map_or(Ok(0), |(_, count)| {
@@ -293,7 +308,7 @@ fn query(url: &Url) -> Result<(Option<TlsFiles>, ScriptMode), LockError> {
             REPLICAS | CONNECT_TIMEOUT | DATABASE => continue,
             _ => {
                 return Err(wrong(format!("`?{name}=` in the URL is not known"))
-                    .remedy("known are `db`, `scripts`, `replicas` and `connect_timeout`, and for `rediss://` `ca`, `cert`, `key` and `insecure`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
+                    .remedy("known are `db`, `scripts`, `replicas` and `connect_timeout`, for `rediss://` `ca`, `cert`, `key` and `insecure`, and for sentinels `sentinel_user` and `sentinel_password`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
             }
         };
         if !encrypted {
@@ -377,6 +392,21 @@ mod tests {
         ] {
             let endpoint = Endpoint::parse(&format!("redis://host{query}")).unwrap();
             assert_eq!(endpoint.scripts, scripts);
+        }
+    }
+
+    #[test]
+    fn several_hosts_are_no_single_server() {
+        for url in ["redis://h1:6379,h2:6379", "redis://u:p@h1,h2/0", "valkey://h1,h2?db=1"] {
+            let error = Endpoint::parse(url).unwrap_err().to_string();
+            assert!(
+                error.contains("several hosts; write `redis+cluster://host1,host2`"),
+                "{error}"
+            );
+        }
+        for url in ["redis://u:a,b@h1", "redis://h1/0?ca=a,b"] {
+            let error = Endpoint::parse(url).err().map(|error| error.to_string());
+            assert!(!error.is_some_and(|error| error.contains("several hosts")), "{url}");
         }
     }
 

@@ -16,3 +16,4 @@ pub(crate) mod sender;
 pub(crate) mod store;
 pub(crate) mod stored_info;
 pub(crate) mod tables;
+pub(crate) mod url_params;

@@ -17,15 +17,6 @@ pub(crate) enum Pins {
 }
 
 impl Pins {
-    /// The value of `?pin=`.
-    pub(crate) fn parse(value: &str) -> Option<Self> {
-        match value {
-            "on" => Some(Self::On),
-            "off" => Some(Self::Off),
-            _ => None,
-        }
-    }
-
     /// How many fences to reserve after that of the grant. None with pins: the fence of the holder is that of the row.
     pub(crate) fn further_fences(self, request: &AcquireRequest) -> u32 {
         if request.fencing && self == Self::Off { request.extra_fences } else { 0 }

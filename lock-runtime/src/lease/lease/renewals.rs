@@ -109,7 +109,7 @@ impl Lease {
             Phase::LostRenewing => state.phase = Phase::Lost,
             Phase::ReleasePending => {
                 state.phase = Phase::Releasing;
-                self.renewed.notify_waiters();
+                self.settles.notify_waiters();
             }
             Phase::Held | Phase::Transferred | Phase::Lost | Phase::Releasing => return,
         }

@@ -44,6 +44,10 @@ pub(crate) fn acquire(
         return Err(refusal);
     }
     let mut params = WaitParams::new(core.clock().now(), spec.policy.wait);
+    // The former body of this process may have been cancelled or dropped a moment ago.
+    if params.is_single_try() && core.queue.are_being_released(&spec.store_keys) {
+        params.extend_single_try(core.config.request_timeout);
+    }
     if spec.single_key().is_some() {
         return acquire_one(core, spec, params, token);
     }

@@ -40,8 +40,8 @@ use crate::queue::key_queue::Contention;
 use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::wait_params::WaitParams;
 
-/// How long an undo may delay the result of the task.
-const AT_ONCE: Duration = Duration::from_millis(250);
+/// How long the undo of a partial hold may delay the result of the task.
+const UNDO_BEFORE_ANSWER: Duration = Duration::from_millis(250);
 
 /// One acquire of several keys, until it is granted or given up.
 struct MultiKeyTask {
@@ -200,7 +200,7 @@ impl MultiKeyTask {
             Upkeep::Renew { lease, time_limit } => {
                 let lease = [lease];
                 let renewing = timeout(time_limit, core.backend().renew(&lease));
-                let answers = self.in_time(self.params.deadline, renewing).await;
+                let answers = self.answer_caller_by(self.params.deadline, renewing).await;
                 let is_held = match answers.unwrap_or_default().pop() {
                     Some(Ok(status)) => Some(status == LeaseStatus::Held),
                     Some(Err(_)) | None => None,
@@ -233,7 +233,7 @@ impl MultiKeyTask {
         let lease = LeaseRef::new(keys.clone(), self.attempts.owner, ttl);
         let request = [ReleaseRequest::new(lease)];
         let releasing = timeout(core.config.request_timeout, core.backend().release(&request));
-        let answers = self.in_time(self.params.deadline, releasing).await;
+        let answers = self.answer_caller_by(self.params.deadline, releasing).await;
         match answers.unwrap_or_default().pop() {
             Some(Ok(_)) => {
                 self.stepwise.on_hold_released();
@@ -287,7 +287,8 @@ impl MultiKeyTask {
         self.record(&asked, LastAnswer::Pending(sent));
         let is_first = self.attempts.count == 0;
         let answer_by = deadline.map(|by| if is_first { by.max(sent + limit) } else { by });
-        let mut answers = self.in_time(answer_by, core.acquire(&request, sent, limit)).await;
+        let mut answers =
+            self.answer_caller_by(answer_by, core.acquire(&request, sent, limit)).await;
         if !answers.is_empty() {
             slot.answered();
         }
@@ -399,7 +400,7 @@ impl MultiKeyTask {
         let keys = spec.store_keys.clone();
         let mut undoing = pin!(undo_attempts(&core, attempts, keys, spec.policy.ttl.stored()));
         // All or nothing: partial holds are released before the error is returned, if the store is reachable.
-        let is_undone = held_any && timeout(AT_ONCE, &mut undoing).await.is_ok();
+        let is_undone = held_any && timeout(UNDO_BEFORE_ANSWER, &mut undoing).await.is_ok();
         // The permits first: the task may request the same keys again immediately.
         drop(permits);
         let error = if core.tracker.is_open() {
@@ -415,7 +416,11 @@ impl MultiKeyTask {
     }
 
     /// Awaits `work`. If it takes longer than `answer_by`, the task gets its error then.
-    async fn in_time<T>(&mut self, answer_by: Option<Instant>, work: impl Future<Output = T>) -> T {
+    async fn answer_caller_by<T>(
+        &mut self,
+        answer_by: Option<Instant>,
+        work: impl Future<Output = T>,
+    ) -> T {
         let mut work = pin!(work);
         tokio::select! {
             biased;

@@ -477,7 +477,9 @@ fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
         assert!(error.to_string().contains(text), "{error}");
     };
     let plan = || queues.plan_release(&KEY, None, Clock::Boot.now(), ExpectedHolders::default);
-    for mark in [&|| queues.mark_releasing(&KEY), &|| drop(plan())] as [&dyn Fn(); 2] {
+    for mark in
+        [&|| queues.mark_releasing(std::slice::from_ref(&KEY)), &|| drop(plan())] as [&dyn Fn(); 2]
+    {
         queues.set_holder(&[KEY], holder(), Contention::None);
         expect(ErrorKind::Conflict, "another owner");
         mark();
@@ -488,7 +490,7 @@ fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
     }
     // The next waiter sends a request when the release has passed the permit on.
     enqueued(&queues, &TestWaiter::new("k", false));
-    queues.mark_releasing(&KEY);
+    queues.mark_releasing(std::slice::from_ref(&KEY));
     assert!(matches!(queues.pass(&[KEY])[..], [AfterPass::Queue(_)]));
     queues.clear_failure();
     expect(ErrorKind::Conflict, "another owner");

@@ -1,8 +1,8 @@
 //! The backend for a Redis Cluster: each request goes to the server that has the slot of its keys.
 //!
 //! ```text
-//! mod ── router ── servers ── fan_out
-//!  │       └─ slot_refresh ─┘
+//! mod ── divided_slot ── router ── servers ── fan_out
+//!  │                       └─ slot_refresh ─┘
 //!  └─ seeds
 //! ```
 //!
@@ -17,12 +17,13 @@
 //!    replica has the lock; the fence protects against that.
 //! 3. **All keys of a lock are in one slot**, including its wait queue and its fence counter, by a tag in front; see `keyspace`.
 //! 4. **A divided slot.** While a slot moves, its keys are divided between two servers. A command that needs keys of
-//!    both servers is refused until the move is over (`TRYAGAIN`). That is an acquire with a fence or in the wait
-//!    queue. A plain acquire, a renewal and a release are not refused.
+//!    both servers is refused until the move is over (`TRYAGAIN`). That is an acquire with a fence, or of several keys. Other
+//!    acquires leave the wait queue out and poll. Releases and renewals go on key by key; see `divided_slot`.
 //! 5. **One channel on all servers.** A script that sends a message counts the receivers at its own server, so each
 //!    connection subscribes. A message arrives over every connection, and counts only on the connection to the slot's
 //!    server. From 7.0 on each connection also has a channel in its shard, which is tried first; see `shard_channel`.
 
+mod divided_slot;
 mod errors;
 pub(crate) mod fan_out;
 pub(crate) mod router;
@@ -104,7 +105,7 @@ impl Cluster {
         let releasing = router.clone();
         let release = move |request| {
             let router = releasing.clone();
-            async move { release_all(&router, &[request]).await }
+            async move { router.release(&[request]).await }
         };
         let unclaimed = release_unclaimed(unclaimed, request_timeout, release);
         let unclaimed = tokio::spawn(unclaimed).abort_handle();
@@ -177,7 +178,7 @@ impl Backend for Cluster {
         let pending = self.router.servers.shared.push_handler.expect(new);
         let routed = self.router.route(
             requests,
-            IfDivided::Fail,
+            IfDivided::SendSeparately,
             |request| &request.keys,
             |server, hint, requests| Box::pin(server.acquire(hint, requests)),
         );
@@ -187,31 +188,24 @@ impl Backend for Cluster {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        let routed = self.router.route(
-            leases,
-            IfDivided::SendSeparately,
-            |lease| &lease.keys,
-            |server, hint, leases| Box::pin(server.renew(hint, leases)),
-        );
-        routed.await
+        self.router
+            .route_leases(leases, |server, hint, leases| Box::pin(server.renew(hint, leases)))
+            .await
     }
 
     async fn release(
         &self,
         requests: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        release_all(&self.router, requests).await
+        self.router.release(requests).await
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let leases = std::slice::from_ref(lease);
-        let routed = self.router.route(
-            leases,
-            IfDivided::Fail,
-            |lease| &lease.keys,
-            |server, hint, leases| Box::pin(server.are_held(hint, leases)),
-        );
-        let mut held = routed.await;
+        let mut held = self
+            .router
+            .route_leases(leases, |server, hint, leases| Box::pin(server.are_held(hint, leases)))
+            .await;
         held.pop().unwrap_or(Ok(LeaseStatus::NotHeld))
     }
 
@@ -323,17 +317,4 @@ impl Backend for Cluster {
     async fn close(&self) {
         self.end();
     }
-}
-
-async fn release_all(
-    router: &Router,
-    requests: &[ReleaseRequest],
-) -> Vec<Result<ReleaseOutcome, BackendError>> {
-    let routed = router.route(
-        requests,
-        IfDivided::Fail,
-        |request| &request.lease.keys,
-        |server, hint, requests| Box::pin(server.release(hint, requests)),
-    );
-    routed.await
 }

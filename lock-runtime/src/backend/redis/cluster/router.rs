@@ -29,7 +29,7 @@ pub(crate) struct Router {
 pub(crate) enum IfDivided {
     /// The request fails.
     Fail,
-    /// The request is sent once more with [`RouteHint::Separate`]: it may share a command with other requests.
+    /// The request is sent once more with [`RouteHint::Separate`]: it may share a command with other requests, or have fewer keys.
     SendSeparately,
 }
 
@@ -46,6 +46,23 @@ impl Router {
     /// Sends each request to the server of its slot by `send`. One outcome each, in order.
     pub(crate) async fn route<T: Clone + Send + Sync, O: Send>(
         &self,
+        requests: &[T],
+        if_divided: IfDivided,
+        keys: impl Fn(&T) -> &[Key] + Sync,
+        send: impl for<'a> Fn(
+            &'a ScriptedServer,
+            RouteHint,
+            &'a [T],
+        ) -> BoxedCall<'a, Vec<Result<O, BackendError>>>
+        + Sync,
+    ) -> Vec<Result<O, BackendError>> {
+        self.route_beside(false, requests, if_divided, keys, send).await
+    }
+
+    /// As [`route`](Self::route). With `answers_wait`, answers to other requests of the call are there already.
+    pub(super) async fn route_beside<T: Clone + Send + Sync, O: Send>(
+        &self,
+        answers_wait: bool,
         requests: &[T],
         if_divided: IfDivided,
         keys: impl Fn(&T) -> &[Key] + Sync,
@@ -75,7 +92,7 @@ impl Router {
             let calls = groups.iter().map(call).collect();
             // The answers of other servers must be returned before the caller's request timeout.
             let limit = self.servers.shared.request_timeout / 8 + TIME_PER_REQUEST * count;
-            let from_start = outcomes.iter().any(Option::is_some);
+            let from_start = answers_wait || outcomes.iter().any(Option::is_some);
             let answers = fan_out(calls, Some(StragglerLimit { limit, from_start })).await;
             let mut redirected = Vec::new();
             for (group, answer) in groups.into_iter().zip(answers) {
@@ -148,27 +165,68 @@ impl Router {
 
     /// The next destination of a request that failed with `error`, if there is a better one.
     fn redirect(&self, from: &Route, error: &BackendError, if_divided: IfDivided) -> Option<Route> {
+        if if_divided == IfDivided::SendSeparately
+            && let Some(separate) = from.separate(error)
+        {
+            return Some(separate);
+        }
         let Route { at, slot, .. } = *from;
-        match server_error::redirect(error) {
-            Some(Redirect::Moved(to)) => {
+        match server_error::redirect(error)? {
+            Redirect::Moved(to) => {
                 let address = Address::parse(to, &from.address)?;
                 if self.servers.slots.patch(slot, &address) {
                     self.refresh.note_move();
                 }
                 Some(Route { at, slot, address, hint: RouteHint::Direct })
             }
-            Some(Redirect::Ask(to)) => {
+            Redirect::Ask(to) => {
                 let address = Address::parse(to, &from.address)?;
                 Some(Route { at, slot, address, hint: RouteHint::Asking })
             }
-            None if if_divided == IfDivided::SendSeparately
-                && from.hint == RouteHint::Direct
-                && server_error::is_try_again(error) =>
-            {
-                let address = from.address.clone();
-                Some(Route { at, slot, address, hint: RouteHint::Separate })
+        }
+    }
+}
+
+impl Route {
+    /// The same server once more, for a request in a divided slot.
+    ///
+    /// A server before 7.0 redirects a command of which it has some keys and not others. What follows a redirection must have the
+    /// keys of the command that was redirected: the new server would find those missing that have not moved yet.
+    fn separate(&self, error: &BackendError) -> Option<Self> {
+        let is_ask = matches!(server_error::redirect(error), Some(Redirect::Ask(_)));
+        if self.hint != RouteHint::Direct || !(is_ask || server_error::is_try_again(error)) {
+            return None;
+        }
+        let Self { at, slot, .. } = *self;
+        Some(Self { at, slot, address: self.address.clone(), hint: RouteHint::Separate })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::RedisError;
+
+    use super::*;
+
+    fn answer(text: &str) -> BackendError {
+        let answer = redis::parse_redis_value(format!("-{text}\r\n").as_bytes());
+        let error: RedisError = answer.unwrap().extract_error().unwrap_err();
+        server_error::failure("a server", error)
+    }
+
+    #[test]
+    fn a_command_with_fewer_keys_goes_to_the_source_of_a_slot_first() {
+        let route = |hint| Route { at: 3, slot: 5, address: Address::new("a", 1), hint };
+        for text in ["ASK 5 127.0.0.1:7001", "TRYAGAIN Multiple keys request"] {
+            let next = route(RouteHint::Direct).separate(&answer(text)).unwrap();
+            assert_eq!((next.at, next.slot, next.hint), (3, 5, RouteHint::Separate));
+            assert_eq!(next.address, Address::new("a", 1), "{text}");
+            for hint in [RouteHint::Separate, RouteHint::Asking] {
+                assert!(route(hint).separate(&answer(text)).is_none(), "{text}");
             }
-            None => None,
+        }
+        for text in ["MOVED 5 127.0.0.1:7001", "CLUSTERDOWN The cluster is down"] {
+            assert!(route(RouteHint::Direct).separate(&answer(text)).is_none(), "{text}");
         }
     }
 }

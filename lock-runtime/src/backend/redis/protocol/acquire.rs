@@ -91,8 +91,29 @@ impl ScriptedServer {
         hint: RouteHint,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let forms = requests.iter().map(|request| self.form(request)).collect();
-        self.acquire_as(forms, hint, requests).await
+        if hint == RouteHint::Direct {
+            let forms = requests.iter().map(|request| self.form(request)).collect();
+            return self.acquire_as(forms, hint, requests).await;
+        }
+        // The lock and its queue may be at two servers, and a command with both is refused. Until the slot has moved, the request
+        // leaves the queue out and polls.
+        let form = |request: &AcquireRequest| match self.form(request) {
+            RequestForm::Queue if !request.fencing => RequestForm::Script,
+            form => form,
+        };
+        let forms = requests.iter().map(form).collect();
+        let mut outcomes = self.acquire_as(forms, hint, requests).await;
+        for outcome in outcomes.iter_mut().flatten() {
+            match outcome {
+                // The next request may go to the other server, and nothing reports a change there.
+                AcquireOutcome::Contended { wait_mode: mode @ WaitMode::Watch { .. }, .. } => {
+                    *mode = WaitMode::Poll;
+                }
+                AcquireOutcome::Acquired { contended, .. } => *contended = None,
+                AcquireOutcome::Contended { .. } => {}
+            }
+        }
+        outcomes
     }
 
     /// Sends one request in `form`.

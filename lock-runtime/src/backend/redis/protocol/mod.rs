@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod cas_commands;
 pub(crate) mod contended_keys;
 pub(crate) mod diagnosis;
+pub(crate) mod free;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod lock_changes;

@@ -30,6 +30,8 @@ pub(crate) static ACQUIRE: Lazy<Script> =
 pub(crate) static RENEW: Lazy<Script> = Lazy::new(|| Script::new(include_str!("renew.lua")));
 /// Frees an uncontended lock.
 pub(crate) static RELEASE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("release.lua")));
+/// Frees a lock, whatever waits for it.
+pub(crate) static FREE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("free.lua")));
 /// Reads a lock and its wait queue.
 pub(crate) static INSPECT: Lazy<Script> = Lazy::new(|| Script::new(include_str!("inspect.lua")));
 /// Writes held locks once more.

@@ -42,14 +42,15 @@ end
 -- Reserves the lock of `owner`, which releases it, for the first queued process that is alive, for as long as such a process
 -- needs to claim it. Returns whether there was one.
 local function hand_off(owner, lock, queue, reservation, more)
-  for _ = 1, 64 do
+  -- Counted before the queue is changed: a server that moves the slot away refuses a look at a queue that has become empty.
+  local left = redis.call('ZCARD', queue)
+  for _ = 1, math.min(left, 64) do
     local head = redis.call('ZPOPMIN', queue)[1]
-    if not head then return false end
-    local behind = redis.call('ZCARD', queue) + more
+    left = left - 1
     -- The channel of a dead process has no receiver. An owner has a second entry if its channel has moved while it waited.
     if owner_of(head) ~= owner and notify(head, 'called:0:', lock) > 0 then
-      redis.call('SET', lock, compose(string.sub(head, 1, TOKEN), behind > 0, ''), 'PX', reservation)
-      notify_head(queue, reservation, lock)
+      redis.call('SET', lock, compose(string.sub(head, 1, TOKEN), left + more > 0, ''), 'PX', reservation)
+      if left > 0 then notify_head(queue, reservation, lock) end
       return true
     end
   end
