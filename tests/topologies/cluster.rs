@@ -216,7 +216,7 @@ mod hand_off {
     /// Each message arrives over three connections, and only one of them counts.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn two_pools_take_turns_for_three_commands_a_section() {
-        const EACH: usize = 400;
+        const EACH: usize = 150;
         const KEY: &str = "k";
         let cluster = RedisCluster::start();
         let pools = two_pools(&cluster).await;
@@ -485,7 +485,8 @@ mod moved {
     #[tokio::test]
     async fn several_keys_are_renewed_and_released_while_their_slot_is_divided() {
         let cluster = RedisCluster::start();
-        let pool = LockPool::builder(cluster.url()).ttl(ms(3_000)).connect().await.unwrap();
+        let pool = LockPool::builder(cluster.url()).ttl(ms(4_000)).request_timeout(ms(4_000));
+        let pool = pool.connect().await.unwrap();
         let name = |moved: usize, n: usize| format!("{{7}}:{moved}:{n}");
         let mut guards = Vec::new();
         for moved in 0..4 {

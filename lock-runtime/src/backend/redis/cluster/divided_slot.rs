@@ -9,7 +9,7 @@
 //! until the queue expires, or is passed over.
 
 use crate::backend::redis::cluster::fan_out::BoxedCall;
-use crate::backend::redis::cluster::router::{IfDivided, Router};
+use crate::backend::redis::cluster::router::{CallBegin, IfDivided, Router};
 use crate::backend::redis::protocol::free::LockToFree;
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
 use crate::backend::redis::server_error;
@@ -40,8 +40,8 @@ impl Router {
         if locks.is_empty() {
             return outcomes;
         }
-        let freed = self.route_beside(
-            divided.len() < requests.len(),
+        let freed = self.route_from(
+            key_by_key(divided.len() < requests.len()),
             &locks,
             IfDivided::Fail,
             |lock| std::slice::from_ref(&lock.key),
@@ -72,11 +72,12 @@ impl Router {
         ) -> BoxedCall<'a, Vec<Result<LeaseStatus, BackendError>>>
         + Sync,
     ) -> Vec<Result<LeaseStatus, BackendError>> {
-        let route = |answers_wait, leases| {
+        let route = |begin, leases| {
             let if_divided = IfDivided::SendSeparately;
-            self.route_beside(answers_wait, leases, if_divided, |lease| &lease.keys, &send)
+            self.route_from(begin, leases, if_divided, |lease| &lease.keys, &send)
         };
-        let mut outcomes = route(false, leases).await;
+        let begin = CallBegin { hint: RouteHint::Direct, answers_wait: false };
+        let mut outcomes = route(begin, leases).await;
         let mut divided = divided(&outcomes);
         divided.retain(|at| leases[*at].keys.len() > 1);
         let parts = divided.iter().flat_map(|at| {
@@ -87,7 +88,8 @@ impl Router {
         if parts.is_empty() {
             return outcomes;
         }
-        let mut statuses = route(divided.len() < leases.len(), &parts).await.into_iter();
+        let mut statuses =
+            route(key_by_key(divided.len() < leases.len()), &parts).await.into_iter();
         for at in divided {
             let of_keys = statuses.by_ref().take(leases[at].keys.len());
             let is_held = of_all(of_keys.map(|status| Ok(status? == LeaseStatus::Held)));
@@ -96,6 +98,11 @@ impl Router {
         }
         outcomes
     }
+}
+
+/// For commands with one key each, which need no further try before they follow a redirection.
+fn key_by_key(answers_wait: bool) -> CallBegin {
+    CallBegin { hint: RouteHint::Separate, answers_wait }
 }
 
 /// The places of the requests that were refused because a slot is divided.

@@ -33,6 +33,14 @@ pub(crate) enum IfDivided {
     SendSeparately,
 }
 
+/// How the first commands of a call are sent.
+#[derive(Clone, Copy)]
+pub(super) struct CallBegin {
+    pub(super) hint: RouteHint,
+    /// Whether answers to other requests of the caller are there already.
+    pub(super) answers_wait: bool,
+}
+
 /// The next destination of a request.
 struct Route {
     /// The place of the request in the call.
@@ -56,13 +64,14 @@ impl Router {
         ) -> BoxedCall<'a, Vec<Result<O, BackendError>>>
         + Sync,
     ) -> Vec<Result<O, BackendError>> {
-        self.route_beside(false, requests, if_divided, keys, send).await
+        let begin = CallBegin { hint: RouteHint::Direct, answers_wait: false };
+        self.route_from(begin, requests, if_divided, keys, send).await
     }
 
-    /// As [`route`](Self::route). With `answers_wait`, answers to other requests of the call are there already.
-    pub(super) async fn route_beside<T: Clone + Send + Sync, O: Send>(
+    /// As [`route`](Self::route).
+    pub(super) async fn route_from<T: Clone + Send + Sync, O: Send>(
         &self,
-        answers_wait: bool,
+        begin: CallBegin,
         requests: &[T],
         if_divided: IfDivided,
         keys: impl Fn(&T) -> &[Key] + Sync,
@@ -76,7 +85,7 @@ impl Router {
         let mut outcomes: Vec<_> = requests.iter().map(|_| None).collect();
         let mut routes = Vec::with_capacity(requests.len());
         for (at, request) in requests.iter().enumerate() {
-            match self.first_route(at, keys(request)) {
+            match self.first_route(at, keys(request), begin.hint) {
                 Ok(route) => routes.push(route),
                 Err(error) => outcomes[at] = Some(Err(error)),
             }
@@ -92,7 +101,7 @@ impl Router {
             let calls = groups.iter().map(call).collect();
             // The answers of other servers must be returned before the caller's request timeout.
             let limit = self.servers.shared.request_timeout / 8 + TIME_PER_REQUEST * count;
-            let from_start = answers_wait || outcomes.iter().any(Option::is_some);
+            let from_start = begin.answers_wait || outcomes.iter().any(Option::is_some);
             let answers = fan_out(calls, Some(StragglerLimit { limit, from_start })).await;
             let mut redirected = Vec::new();
             for (group, answer) in groups.into_iter().zip(answers) {
@@ -131,13 +140,13 @@ impl Router {
         error
     }
 
-    fn first_route(&self, at: usize, keys: &[Key]) -> Result<Route, BackendError> {
+    fn first_route(&self, at: usize, keys: &[Key], hint: RouteHint) -> Result<Route, BackendError> {
         let slot = common_slot(keys).map_err(|(one, other)| different_slots(one, other))?;
         let Some(address) = self.servers.slots.owner(slot) else {
             self.refresh.request();
             return Err(no_server(format!("no server has slot {slot} of the Redis Cluster")));
         };
-        Ok(Route { at, slot, address, hint: RouteHint::Direct })
+        Ok(Route { at, slot, address, hint })
     }
 
     /// Sends the requests of `group` to their server, in one flight.
