@@ -1,6 +1,5 @@
 //! Opens the store of a URL.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,8 +65,8 @@ pub(crate) async fn connect(
     };
     // As in any URL, the case of its scheme does not matter.
     let scheme = &*written.to_ascii_lowercase();
-    let url =
-        &*if scheme == written { Cow::Borrowed(url) } else { format!("{scheme}://{rest}").into() };
+    #[cfg(feature = "_remote")]
+    let url = &*format!("{scheme}://{rest}");
     if let Some(error) = setting_of_the_pool(rest) {
         return Err(error);
     }
