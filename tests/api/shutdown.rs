@@ -15,7 +15,7 @@ use lock_tests::runtimes::current_thread;
 use lock_tests::{
     FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async, in_own_process,
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -164,9 +164,13 @@ async fn no_lock_is_freed_under_a_body_that_blocks_its_thread() {
     let server = RedisServer::start();
     let pool = pool_on(&server).await;
     let (unblock, blocked) = mpsc::channel();
-    let body = async move { blocked.recv().unwrap() };
+    let (begin, begun) = oneshot::channel();
+    let body = async move {
+        begin.send(()).unwrap();
+        blocked.recv().unwrap()
+    };
     let body = tokio::spawn(pool.lock("blocked").run(body));
-    eventually_async(PROMPT, "it is held", async || locks_in(&server) == 1).await;
+    timeout(PROMPT, begun).await.unwrap().unwrap();
     let report = timeout(PROMPT, pool.shutdown(ms(50))).await.unwrap();
     assert_eq!((report.released, report.abandoned), (0, 1));
     assert_eq!(server.cli(&["EXISTS", "blocked"]), "1");
@@ -188,12 +192,14 @@ async fn no_lock_is_freed_while_a_cancelled_body_is_dropped() {
     let server = RedisServer::start();
     let pool = pool_on(&server).await;
     let (unblock, blocked) = mpsc::channel();
+    let (begin, begun) = oneshot::channel();
     let body = async move {
         let _blocks = BlocksInDrop(blocked);
+        begin.send(()).unwrap();
         pending::<()>().await;
     };
     let body = tokio::spawn(pool.lock("blocked").run(body));
-    eventually_async(PROMPT, "it is held", async || locks_in(&server) == 1).await;
+    timeout(PROMPT, begun).await.unwrap().unwrap();
     let report = timeout(PROMPT, pool.shutdown(ms(50))).await.unwrap();
     assert_eq!((report.released, report.abandoned), (0, 1));
     assert_eq!(server.cli(&["EXISTS", "blocked"]), "1");
