@@ -190,11 +190,9 @@ fn meant_scheme(scheme: &str) -> Option<&'static str> {
         ("zk", "zookeeper"),
         ("pg", "postgres"),
     ];
-    let is_known = |known: &&str| {
-        *known == scheme || is_of_redis(scheme) || matches!(scheme, "etcds" | "zookeepers")
-    };
-    // Another database.
-    if SCHEMES.iter().any(is_known) || scheme == "mssql" {
+    // The last one is another database.
+    let is_meant = matches!(scheme, "etcds" | "zookeepers" | "mssql");
+    if is_meant || SCHEMES.contains(&scheme) || is_of_redis(scheme) {
         return None;
     }
     let other = OTHERS.iter().find(|(other, _)| *other == scheme).map(|(_, meant)| *meant);

@@ -127,17 +127,16 @@ impl Endpoint {
     }
 
     fn of_host(text: &str) -> Result<Self, LockError> {
-        let url = Url::parse(text).map_err(|error| match error {
-            url::ParseError::EmptyHost => wrong("the URL names no host"),
-            error => wrong(format!("the URL is not valid: {error}")),
-        });
         // A list of hosts may be valid, as a name with commas.
         if names_several_hosts(text) {
             return Err(wrong("the URL names several hosts").remedy(
                 "write `redis+cluster://host1,host2` for a Redis Cluster, `redis+sentinel://host1,host2/service` for Sentinel, or `redlock://host1,host2,host3` for a quorum of independent servers",
             ));
         }
-        let url = url?;
+        let url = Url::parse(text).map_err(|error| match error {
+            url::ParseError::EmptyHost => wrong("the URL names no host"),
+            error => wrong(format!("the URL is not valid: {error}")),
+        })?;
         let host = match url.host() {
             Some(Host::Domain(name)) if !name.is_empty() => name.to_owned(),
             Some(Host::Ipv4(address)) => address.to_string(),

@@ -76,8 +76,7 @@ impl Router {
             let if_divided = IfDivided::SendSeparately;
             self.route_from(begin, leases, if_divided, |lease| &lease.keys, &send)
         };
-        let begin = CallBegin { hint: RouteHint::Direct, answers_wait: false };
-        let mut outcomes = route(begin, leases).await;
+        let mut outcomes = route(CallBegin::FIRST, leases).await;
         let mut divided = divided(&outcomes);
         divided.retain(|at| leases[*at].keys.len() > 1);
         let parts = divided.iter().flat_map(|at| {

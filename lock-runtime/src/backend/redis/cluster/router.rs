@@ -41,6 +41,11 @@ pub(super) struct CallBegin {
     pub(super) answers_wait: bool,
 }
 
+impl CallBegin {
+    /// Requests that may share commands.
+    pub(super) const FIRST: Self = Self { hint: RouteHint::Direct, answers_wait: false };
+}
+
 /// The next destination of a request.
 struct Route {
     /// The place of the request in the call.
@@ -64,8 +69,7 @@ impl Router {
         ) -> BoxedCall<'a, Vec<Result<O, BackendError>>>
         + Sync,
     ) -> Vec<Result<O, BackendError>> {
-        let begin = CallBegin { hint: RouteHint::Direct, answers_wait: false };
-        self.route_from(begin, requests, if_divided, keys, send).await
+        self.route_from(CallBegin::FIRST, requests, if_divided, keys, send).await
     }
 
     /// As [`route`](Self::route).
