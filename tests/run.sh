@@ -241,6 +241,7 @@ a_few() {
 }
 models() {
     tests "exploring the schedules of the models" cargo test "${all[@]}" --quiet --lib -- model_tests::
+    tests "exploring the ballots of a quorum" cargo test "${all[@]}" --quiet --test quorum -- ballot_model::
 }
 # Few tests of three programs, one program after the other.
 the_other_few() {
@@ -270,7 +271,7 @@ tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins -- --
 models
 program engines ${busy_engines} slow_links::
 together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
-together "program topologies ${busy_topologies}" "program quorum load::"
+together "program topologies ${busy_topologies}" "program quorum load:: ballot_model::"
 together "a_few project" doctests api_and_slow_links
 together "a_few quorum load::" "a_few waiting ${busy_waiting}" the_other_few
 if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::backend::Warning;
 use lock_runtime::testing::{conformance, open_backend};
-use lock_runtime::{ErrorKind, Fence, LockPool, LockRequest, Wait};
+use lock_runtime::{ErrorKind, Fence, LockPool, LockRequest, Renew, Wait};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::quorum::{says_busy, until_all_nodes_answer};
@@ -334,14 +334,15 @@ async fn a_server_under_two_names_is_one_node() {
 async fn a_node_that_comes_back_empty_is_taken_again_before_a_second_one_fails() {
     let trials = std::env::var("LOCK_TRIALS").map_or(8, |trials| trials.parse().unwrap());
     let quorum = Quorum::start(3);
-    let holder = LockPool::builder(quorum.url()).ttl(ms(3_000)).connect().await.unwrap();
+    let holder = LockPool::builder(quorum.url()).ttl(ms(30_000)).connect().await.unwrap();
     let rival = connect(&quorum).await;
     for trial in 0..trials {
         let key = &*format!("trial:{trial}");
         // On two of three: the third is away until the lock is held.
         let (away, lost) = (trial % 3, (trial + 1) % 3);
         quorum[away].kill();
-        let guard = holder.lock(key).acquire().await.unwrap();
+        let every = Renew::Every(ms(400));
+        let guard = holder.lock(key).renew(every).acquire().await.unwrap();
         quorum[away].restart();
         eventually_async(DEADLINE, "the lock is held everywhere", async || {
             quorum.holders(key).len() == 3

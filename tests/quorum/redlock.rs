@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseRequest};
 use lock_runtime::testing::open_backend;
-use lock_runtime::{Fence, LockError, LockGuard, LockPool, PoolBuilder};
+use lock_runtime::{Fence, LockError, LockGuard, LockPool, PoolBuilder, Renew};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Command, Direction, Trap};
@@ -41,6 +41,11 @@ const DEADLINE: Duration = ms(15_000);
 /// The ttl of leases that do not expire during a test.
 const LONG: Duration = ms(60_000);
 const MINUTE: Duration = ms(60_000);
+/// The ttl of leases that are renewed and must not be lost, also when a busy machine stands still for seconds: shorter than the
+/// steps of clocks.
+const KEPT: Duration = ms(30_000);
+/// How often these are renewed.
+const OFTEN: Renew = Renew::Every(ms(400));
 
 /// The node with the failing clock or memory: C of A to E.
 const C: usize = 2;
@@ -122,7 +127,8 @@ impl Client {
     /// Waits for the lock `k`.
     async fn lock(&self, renews: bool) -> Hold<'_> {
         let asked = now_ns();
-        let guard = self.pool.lock("k").renew(renews).acquire().await.unwrap();
+        let renew = if renews { OFTEN } else { Renew::Off };
+        let guard = self.pool.lock("k").renew(renew).acquire().await.unwrap();
         self.hold(asked, guard)
     }
 
@@ -387,9 +393,9 @@ async fn r4_a_forward_step_admits_no_second_holder_where_all_had_granted() {
 async fn r4_a_renewal_takes_the_lock_again_where_a_node_has_forgotten_it() {
     for fencing in [true, false] {
         let (quorum, skews) = skewed(5);
-        let pool = || LockPool::builder(quorum.url()).ttl(ms(2_000)).wait(DEADLINE);
+        let pool = || LockPool::builder(quorum.url()).ttl(KEPT).wait(DEADLINE);
         let (holder, rival) = (pool().connect().await.unwrap(), pool().connect().await.unwrap());
-        let guard = holder.lock("k").fencing(fencing).acquire().await.unwrap();
+        let guard = holder.lock("k").fencing(fencing).renew(OFTEN).acquire().await.unwrap();
         until_held_by_all(&quorum).await;
         for skew in &skews {
             skew.step(MINUTE, Step::Forward);
@@ -485,7 +491,7 @@ async fn r6_an_empty_restart_admits_a_second_holder_before_the_renewal_of_a_bare
 async fn r6_a_renewal_makes_up_for_what_a_bare_majority_lacks() {
     let (quorum, record) = (Quorum::start(5), Record::new());
     let way = BareMajority::of(&quorum);
-    let holder = record.client("holder", LockPool::builder(&way.url).ttl(ms(3_000))).await;
+    let holder = record.client("holder", LockPool::builder(&way.url).ttl(KEPT)).await;
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
     let first = holder.lock(true).await;
     assert_eq!(quorum.holders("k"), [0, 1, 2]);
@@ -508,7 +514,7 @@ async fn r6_a_renewal_makes_up_for_what_a_bare_majority_lacks() {
 async fn r6_a_failed_proposal_blocks_no_renewal() {
     let (quorum, record) = (Quorum::start(5), Record::new());
     let (url, wires) = wires(&quorum);
-    let holder = record.client("holder", LockPool::builder(url).ttl(ms(3_000))).await;
+    let holder = record.client("holder", LockPool::builder(url).ttl(KEPT)).await;
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
     let first = holder.lock(true).await;
     for (at, wire) in wires.iter().enumerate() {
@@ -791,8 +797,8 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
         },
         Action::DropReply,
     );
-    let pool = LockPool::builder(url).ttl(ms(2_000)).wait(DEADLINE).connect().await.unwrap();
-    let guard = pool.lock("k").acquire().await.unwrap();
+    let pool = LockPool::builder(url).ttl(KEPT).wait(DEADLINE).connect().await.unwrap();
+    let guard = pool.lock("k").renew(OFTEN).acquire().await.unwrap();
     eventually_async(DEADLINE, "it is renewed", async || sent.lock().unwrap().len() > 1).await;
     let extension = sent.lock().unwrap().last().unwrap().clone();
     assert_eq!(quorum[0].cli(&extension), "1", "in time it counts");
@@ -805,7 +811,7 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
     until_free(&quorum).await;
     assert_eq!(quorum[0].cli(&extension), "0");
     // The same on a node that lost its data before the release.
-    let guard = pool.lock("k").acquire().await.unwrap();
+    let guard = pool.lock("k").renew(OFTEN).acquire().await.unwrap();
     sent.lock().unwrap().clear();
     eventually_async(DEADLINE, "it is renewed", async || !sent.lock().unwrap().is_empty()).await;
     let extension = sent.lock().unwrap().last().unwrap().clone();
@@ -848,7 +854,7 @@ async fn r12_a_fast_clock_is_covered_by_the_drift() {
     let (quorum, skews) = skewed(5);
     let record = Record::new();
     skews[C].rate(10.0);
-    let pool = || LockPool::builder(quorum.url()).ttl(ms(1_500));
+    let pool = || LockPool::builder(quorum.url()).ttl(ms(4_000));
     let (holder, rival) =
         (record.client("holder", pool()).await, record.client("rival", pool()).await);
     // With all nodes it changes nothing.
