@@ -133,7 +133,7 @@ impl<B: Default> Default for Batcher<B> {
 
 /// The maximum number of items of a kind in one batch. A store answers a call as a whole, so the first items of a longer
 /// one would wait for the last.
-const BATCH: usize = 128;
+pub(crate) const BATCH: usize = 128;
 
 /// The threshold of the batches of `caller`. A runtime of several threads has the cost of a batch on each of them, and saves it
 /// with larger ones.

@@ -11,7 +11,7 @@ use crate::queue::permit::KeyPermit;
 pub(crate) struct Grant {
     pub(crate) owner: Owner,
     /// When the request of the grant was sent.
-    pub(crate) since: Instant,
+    pub(crate) sent: Instant,
     /// When the store has forgotten all requests of this owner that were never answered, if there are any.
     pub(crate) ambiguous_until: Option<Instant>,
     /// When the store has forgotten the earlier grants to this owner: their ttl may have been longer.
@@ -39,7 +39,7 @@ impl Grant {
     ) -> Self {
         Self {
             owner,
-            since: sent,
+            sent,
             ambiguous_until,
             earlier_until: sent,
             valid_until: sent + policy.ttl.validity(),

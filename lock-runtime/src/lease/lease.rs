@@ -103,8 +103,9 @@ pub(crate) struct Lease {
     limit: Option<Instant>,
     /// How long before the end of validity the body is cancelled.
     cancel_margin: Duration,
-    /// When the store granted the lock to this process. Earlier than `granted_at` after a hand-off.
-    pub(crate) granted_to_process_at: Instant,
+    /// When the request was sent to which the store granted the lock. After a hand-off, earlier than `granted_at` by whole
+    /// holds.
+    pub(crate) grant_sent_at: Instant,
     /// When the store has forgotten all requests of this acquire that were never answered, if there are any.
     pub(crate) ambiguous_until: Option<Instant>,
     /// When the store has forgotten earlier grants to this owner.
@@ -165,7 +166,7 @@ impl Lease {
         let limit = spec.policy.max_hold.map(|max_hold| granted_at + max_hold);
         let valid_until = limit.map_or(grant.valid_until, |limit| limit.min(grant.valid_until));
         let first_renewal =
-            || spec.policy.first_renewal.map(|pause| jitter::early(grant.since, pause, id));
+            || spec.policy.first_renewal.map(|pause| jitter::early(grant.sent, pause, id));
         Self {
             id,
             pool,
@@ -182,7 +183,7 @@ impl Lease {
             limit,
             cancel_margin: spec.policy.cancel_margin(),
             owner: grant.owner,
-            granted_to_process_at: grant.since,
+            grant_sent_at: grant.sent,
             ambiguous_until: grant.ambiguous_until,
             earlier_until: grant.earlier_until,
             clock,
@@ -235,7 +236,7 @@ impl Lease {
         let listeners = std::mem::take(&mut state.listeners);
         let grant = Grant {
             owner: self.owner,
-            since: self.granted_to_process_at,
+            sent: self.grant_sent_at,
             ambiguous_until: None,
             earlier_until: self.earlier_until,
             valid_until,
@@ -401,7 +402,7 @@ impl Lease {
 
     /// Resolves when the lease is lost or released. `listener` is the caller's number among the listeners, `None` at
     /// first.
-    pub(super) fn poll_lost(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Ending> {
+    pub(super) fn poll_ended(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Ending> {
         let mut state = self.state.lock();
         if let Some(ending) = state.ending() {
             return Poll::Ready(ending);
@@ -453,7 +454,7 @@ impl Lease {
         }
     }
 
-    /// Emits the event of `loss`. A lock that lingers has no holder that could miss it.
+    /// Emits the event of `loss`. Not for a lock that lingers, which no task holds.
     pub(crate) fn report_loss(&self, loss: Loss) {
         if self.has_holder {
             events::lost(self.origin(), self.owner.tag(), self.held_for(), loss);
@@ -531,8 +532,8 @@ impl Lease {
         true
     }
 
-    /// Waits until no renewal is in flight, so that the release is the last request.
-    pub(crate) async fn settled(&self) {
+    /// After [`begin_release`](Self::begin_release): waits until no renewal is in flight, so that the release is the last request.
+    pub(crate) async fn until_release_may_be_sent(&self) {
         loop {
             let settles = self.settles.notified();
             if self.state.lock().phase != Phase::ReleasePending {
@@ -542,8 +543,8 @@ impl Lease {
         }
     }
 
-    /// Whether no renewal is in flight.
-    pub(crate) fn is_settled(&self) -> bool {
+    /// After [`begin_release`](Self::begin_release): whether no renewal is in flight.
+    pub(crate) fn may_send_release(&self) -> bool {
         self.state.lock().phase != Phase::ReleasePending
     }
 
@@ -594,7 +595,7 @@ impl Lease {
         Origin { label, pool: &self.pool, span, metrics: &self.metrics }
     }
 
-    /// Measures the end of the hold. A lock that lingers has no holder that could miss it.
+    /// Measures the end of the hold. Not for a lock that lingers, which no task holds.
     pub(crate) fn on_hold_ended(&self) {
         if self.has_holder && self.metrics.is_on() {
             self.metrics.record(Measurement::HoldEnded(self.held_for()));

@@ -23,7 +23,7 @@ impl Listener {
 
     /// Resolves when the lease has ended, and then every time.
     pub(crate) fn poll(&mut self, cx: &Context<'_>) -> Poll<Ending> {
-        self.lease.poll_lost(&mut self.id, cx)
+        self.lease.poll_ended(&mut self.id, cx)
     }
 }
 

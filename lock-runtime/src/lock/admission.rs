@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::base::clock::{Clock, Instant};
 use crate::base::sync::Mutex;
+use crate::exec::batcher::BATCH;
 
 /// The number of acquires in flight at one store. It grows while the store answers promptly and acquires wait, and shrinks
 /// when answers take long.
@@ -57,15 +58,17 @@ enum CallState {
     Answered(Instant),
 }
 
+const _: () = assert!(BATCH <= Admission::MOST_PER_CALL);
+
 impl Admission {
-    /// The maximum number of acquires in one call. There is room for at least as many, so that every call finds it.
-    pub(crate) const LEAST: usize = 128;
+    /// The maximum number of acquires in one call, and the smallest room: so every call finds room.
+    pub(crate) const MOST_PER_CALL: usize = 128;
     const FIRST: usize = 256;
     const MOST: usize = 4096;
 
     /// Room for at least `least` acquires. `request_timeout` is the time limit of a request.
     pub(crate) fn new(clock: Clock, request_timeout: Duration, least: usize) -> Arc<Self> {
-        let least = least.clamp(Self::LEAST, Self::MOST);
+        let least = least.clamp(Self::MOST_PER_CALL, Self::MOST);
         let requests = Self::FIRST.max(least);
         let size = Size { requests, least, excess: 0, shortest: None, shrunk_at: None };
         Arc::new(Self {
@@ -76,9 +79,9 @@ impl Admission {
         })
     }
 
-    /// Waits for room for `requests`, at most [`LEAST`](Self::LEAST). Dropping the future leaves the queue.
+    /// Waits for room for `requests`, at most [`MOST_PER_CALL`](Self::MOST_PER_CALL). Dropping the future leaves the queue.
     pub(crate) async fn admit(self: &Arc<Self>, requests: usize) -> AdmissionSlot {
-        let count = u32::try_from(requests.min(Self::LEAST)).unwrap_or(1);
+        let count = u32::try_from(requests.min(Self::MOST_PER_CALL)).unwrap_or(1);
         // The semaphore is never closed.
         let room = self.room.clone().acquire_many_owned(count).await.ok();
         AdmissionSlot { room: room.map(|room| (self.clone(), room)), ..AdmissionSlot::default() }
@@ -203,8 +206,8 @@ mod tests {
     /// All the room, in permits of one call each.
     async fn fill(admission: &Arc<Admission>) -> Vec<AdmissionSlot> {
         let mut permits = Vec::new();
-        while admission.room.available_permits() >= Admission::LEAST {
-            permits.push(send(admission, Admission::LEAST).await);
+        while admission.room.available_permits() >= Admission::MOST_PER_CALL {
+            permits.push(send(admission, Admission::MOST_PER_CALL).await);
         }
         permits
     }
@@ -238,18 +241,18 @@ mod tests {
             let after = under_way(&admission).0;
             assert!(after >= before - before / 4, "once for all that are under way: {after}");
         }
-        assert_eq!(under_way(&admission), (Admission::LEAST, 0));
-        assert_eq!(admission.room.available_permits(), Admission::LEAST);
+        assert_eq!(under_way(&admission), (Admission::MOST_PER_CALL, 0));
+        assert_eq!(admission.room.available_permits(), Admission::MOST_PER_CALL);
         // Calls that are given up count as well, and return their room.
         drop(fill(&admission).await);
-        assert_eq!(admission.room.available_permits(), Admission::LEAST);
+        assert_eq!(admission.room.available_permits(), Admission::MOST_PER_CALL);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_is_not_sent_changes_nothing() {
         let admission = admission();
         send(&admission, 1).await.answered();
-        for requests in [1, Admission::LEAST] {
+        for requests in [1, Admission::MOST_PER_CALL] {
             pause(Duration::from_secs(1)).await;
             drop(admission.admit(requests).await);
         }

@@ -37,7 +37,7 @@ use crate::lease::renewal::{RenewalConfig, RenewalScheduler};
 use crate::lease::tracker::LeaseTracker;
 use crate::lock::acquire::attempt::TimeLimits;
 use crate::lock::admission::{Admission, AdmissionSlot};
-use crate::lock::lingering_leases::LingeringLeases;
+use crate::lock::linger;
 use crate::lock::outgoing::OutgoingBatch;
 use crate::lock::store_status::StoreStatus;
 use crate::lock::undo_queue::UndoQueue;
@@ -61,7 +61,6 @@ pub(crate) struct PoolCore {
     pub(crate) round_trip: RoundTrip,
     pub(crate) store_status: Arc<StoreStatus>,
     pub(crate) undo: UndoQueue,
-    pub(super) lingering: Arc<LingeringLeases>,
     /// Until when a shutdown lets holders finish: the earliest of all calls.
     pub(super) grace_end: watch::Sender<Option<Instant>>,
     pub(crate) metrics: Arc<PoolMetrics>,
@@ -141,8 +140,7 @@ impl PoolCore {
                     drop(core.end_hold(lease, ReleaseMode::Background));
                 }
             };
-            let lingering = Arc::<LingeringLeases>::default();
-            let lingers = lingering.clone().expire(queue.clone(), release.clone());
+            let lingers = linger::expire(queue.clone(), tracker.clone(), release.clone());
             let renewal_config = RenewalConfig {
                 most_together: capabilities.most_renewals.max(1),
                 backend: config.backend.clone(),
@@ -179,7 +177,6 @@ impl PoolCore {
                 round_trip: RoundTrip::default(),
                 store_status,
                 undo: UndoQueue::default(),
-                lingering,
                 grace_end: watch::Sender::default(),
                 metrics,
                 policies: PolicyCache::new(config.defaults),
@@ -283,15 +280,19 @@ impl PoolCore {
         }
     }
 
-    /// Sends `requests` at `sent`, and measures how long the store takes. Empty if it does not answer within `time_limit`.
+    /// Sends `requests` at `sent` in the room of `slot`, and measures how long the store takes. Empty if it does not answer
+    /// within `time_limit`.
     pub(crate) async fn acquire(
         &self,
+        mut slot: AdmissionSlot,
         requests: &[AcquireRequest],
         sent: Instant,
         time_limit: Duration,
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        slot.sent(sent);
         match timeout(time_limit, self.backend().acquire(requests)).await {
             Ok(answers) => {
+                slot.answered();
                 if answers.iter().any(Result::is_ok) {
                     self.round_trip.answered(self.clock().now().since(sent));
                 }

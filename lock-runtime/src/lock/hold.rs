@@ -44,8 +44,7 @@ impl LeaseOwner for PoolCore {
         self.renewals.cancel(lease);
         let (reply, answer) = oneshot::channel();
         let release = Outgoing::Release(PendingRelease::new(lease.clone(), reply));
-        // The driver is not that quick: a call for the same key may follow immediately. An awaited release of one key notes this as it
-        // is sent.
+        // The driver may note it after the next call for the same key. An awaited release of one key notes it as it is sent.
         let is_noted_later = mode == ReleaseMode::Awaited && lease.spec.single_key().is_some();
         if !is_noted_later && lease.has_permit() {
             self.queue.mark_releasing(&lease.spec.store_keys);
@@ -77,7 +76,7 @@ fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
     let barging_interval = core.config.barging_window.map(|window| window.interval);
     let now = || core.clock().now();
     let next = core.queue.hand_off(key, barging_interval, now, |spec, contended, now| {
-        let held_for = now.since(lease.granted_to_process_at);
+        let held_for = now.since(lease.grant_sent_at);
         if contended && held_for >= limit {
             return None;
         }

@@ -4,6 +4,7 @@
 //! any other. The next call for the key takes it from there. Otherwise the end of the linger releases it: its time is over,
 //! or something else waits for the lock.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use crate::base::clock::Instant;
@@ -13,10 +14,12 @@ use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, LeaseOwner};
 use crate::lease::lease::Lease;
+use crate::lease::tracker::LeaseTracker;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::waiter::LockWaiter;
 use crate::queue::key_queue::Holder;
+use crate::queue::wait_queue::WaitQueues;
 
 /// What became of the lock of a hold that has ended.
 pub(super) enum LingerOutcome {
@@ -39,7 +42,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
     let barging_interval = core.config.barging_window.map(|window| window.interval);
     // A store that does not tell of waiters leaves no other sign of them. The holds of one grant begin within this time.
     let limit = linger.max(core.config.local_handoff_limit);
-    let is_recent = lease.granted_at.since(lease.granted_to_process_at) < limit;
+    let is_recent = lease.granted_at.since(lease.grant_sent_at) < limit;
     let may_linger = core.capabilities.local_handoff
         && core.tracker.is_open()
         // No renewal would keep it alive.
@@ -58,28 +61,23 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
     core.tracker.replace(lease, &idle);
     core.renewals.transfer(lease, &idle);
     listeners.wake();
-    // A lease that was lost while the lock lingered.
-    if let Some(lost) = core.lingering.insert(key, idle.clone()) {
-        drop(core.clone().end_hold(&lost, ReleaseMode::Background));
+    if core.queue.begin_linger(key, idle.id, is_recent, now + linger) {
+        LingerOutcome::Lingers
+    } else {
+        LingerOutcome::ReleaseFormer(idle)
     }
-    // A shutdown that begins now ends all that it finds.
-    if core.tracker.is_open() && core.queue.begin_linger(key, is_recent, now + linger) {
-        return LingerOutcome::Lingers;
-    }
-    // Not if the shutdown has taken it, nor if it is lost and a later lease of the key lingers by now.
-    drop(core.lingering.take_if(key, |present| Arc::ptr_eq(present, &idle)));
-    LingerOutcome::ReleaseFormer(idle)
 }
 
-/// Gives the lock of `key` to `waiter`, which has ended its linger. If the lease is not as good as a new grant, both come
-/// back: the waiter queues, and the lease is dropped after that. Without a lease, a shutdown has it.
+/// Gives the lock of `key` to `waiter`, which has ended the linger of `lease`. If the lease is not as good as a new grant, both
+/// come back: the waiter queues, and the lease is dropped after that. Without a lease, it was lost in this instant.
 pub(super) fn take(
     core: &Arc<PoolCore>,
     key: &Key,
+    lease: u64,
     waiter: LockWaiter,
     since: Instant,
 ) -> Result<(), (LockWaiter, Option<HeldLease>)> {
-    let Some(idle) = core.lingering.take(key) else { return Err((waiter, None)) };
+    let Some(idle) = core.tracker.lease(lease) else { return Err((waiter, None)) };
     let now = core.clock().now();
     let granted = if core.driver().is_gone() { None } else { idle.transfer(&waiter.spec, now) };
     let Some((granted, _)) = granted else {
@@ -97,9 +95,7 @@ pub(super) fn take(
 pub(super) fn make_way(core: &Arc<PoolCore>, keys: &[Key]) -> bool {
     let mut any = false;
     for key in keys {
-        if core.queue.end_linger(key)
-            && let Some(idle) = core.lingering.take(key)
-        {
+        if let Some(idle) = core.queue.end_linger(key).and_then(|lease| core.tracker.lease(lease)) {
             any = true;
             drop(core.clone().end_hold(&idle, ReleaseMode::Background));
         }
@@ -107,12 +103,43 @@ pub(super) fn make_way(core: &Arc<PoolCore>, keys: &[Key]) -> bool {
     any
 }
 
-/// Ends all lingers: the pool shuts down.
+/// Ends all lingers: the pool shuts down. None begins after its queues are closed.
 pub(super) fn end_all(core: &Arc<PoolCore>) {
-    for idle in core.lingering.take_all() {
-        if let Some(key) = idle.spec.single_key() {
-            core.queue.end_linger(key);
-        }
+    for idle in core.queue.end_all_lingers().into_iter().filter_map(|it| core.tracker.lease(it)) {
         drop(core.clone().end_hold(&idle, ReleaseMode::Background));
+    }
+}
+
+/// Calls `release` with each lease at the end of its linger. Runs on the driver for the life of the pool. If its runtime ends
+/// before, the leases end with their ttl, and the pool does not stay in memory for them.
+pub(super) fn expire(
+    queue: Arc<WaitQueues<LockWaiter>>,
+    tracker: Arc<LeaseTracker>,
+    release: impl Fn(&Arc<Lease>) + Send,
+) -> impl Future<Output = ()> + Send {
+    // Also if the runtime ends before it has polled this.
+    let lingers = DropPermitsOnDrop { queue, tracker };
+    async move {
+        loop {
+            for lease in lingers.queue.lingered().await {
+                if let Some(lease) = lingers.tracker.lease(lease) {
+                    release(&lease);
+                }
+            }
+        }
+    }
+}
+
+/// The permit of a lease keeps its pool.
+struct DropPermitsOnDrop {
+    queue: Arc<WaitQueues<LockWaiter>>,
+    tracker: Arc<LeaseTracker>,
+}
+
+impl Drop for DropPermitsOnDrop {
+    fn drop(&mut self) {
+        for lease in self.queue.end_all_lingers() {
+            drop(self.tracker.lease(lease).map(|lease| lease.take_permit()));
+        }
     }
 }

@@ -7,7 +7,6 @@ mod dispatch;
 mod grant;
 pub(crate) mod hold;
 mod linger;
-mod lingering_leases;
 mod outgoing;
 mod release;
 pub(crate) mod shutdown;

@@ -31,7 +31,7 @@ pub(crate) async fn send_batch(
     in_flight: impl Send,
     mut batch: Vec<PendingRelease>,
 ) {
-    for pending in batch.extract_if(.., |pending| !pending.lease.is_settled()) {
+    for pending in batch.extract_if(.., |pending| !pending.lease.may_send_release()) {
         spawn(release_after_renewal(core.clone(), pending));
     }
     if batch.is_empty() {
@@ -287,7 +287,7 @@ fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
     }
     let window = core.config.barging_window;
     let interval = window.map(|window| window.interval);
-    match core.queue.plan_release(key, interval, now, || lease.expected_holders()) {
+    match core.queue.begin_release(key, interval, now, || lease.expected_holders()) {
         AfterRelease::NoWaiter => {}
         AfterRelease::BargingWindow => {
             request.barging_window = window.map_or(Duration::ZERO, |window| window.length);
@@ -311,7 +311,7 @@ fn end_of(lease: &Lease, free_after: Duration) -> ReleaseRequest {
 async fn wait_for_renewals(core: &PoolCore, leases: &[Arc<Lease>]) {
     let all = async {
         for lease in leases {
-            lease.settled().await;
+            lease.until_release_may_be_sent().await;
         }
     };
     let _ = timeout(core.config.request_timeout, all).await;

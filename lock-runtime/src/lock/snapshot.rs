@@ -83,12 +83,12 @@ pub(crate) fn snapshot(core: &PoolCore) -> Snapshot {
     let mut waiting: Vec<_> =
         waits.iter().filter_map(|waits| waited_key(waits, prefix, &owners, now)).collect();
     waiting.sort_by_key(|it| std::cmp::Reverse(it.waited_for));
-    let mut held: Vec<_> = held.iter().map(|lease| held_lock(lease, &queued)).collect();
+    let mut held: Vec<_> = held.iter().map(|lease| held_lock(lease, &queued, now)).collect();
     held.sort_by_key(|it| std::cmp::Reverse(it.held_for));
     Snapshot { pool: core.name().clone(), held, waiting }
 }
 
-fn held_lock(lease: &Lease, queued: &HashMap<&Key, usize>) -> HeldLock {
+fn held_lock(lease: &Lease, queued: &HashMap<&Key, usize>, now: Instant) -> HeldLock {
     let spec = &lease.spec;
     let (template, name) = match &spec.label {
         LockLabel::Site(site) => (Some(site.template()), Some(site.to_string())),
@@ -100,7 +100,7 @@ fn held_lock(lease: &Lease, queued: &HashMap<&Key, usize>) -> HeldLock {
         template,
         name,
         owner: lease.owner.tag(),
-        held_for: lease.held_for(),
+        held_for: now.since(lease.granted_at),
         valid_for: lease.valid_for(),
         fence: lease.fence,
         waiting: spec.store_keys.iter().filter_map(|key| queued.get(key)).sum(),

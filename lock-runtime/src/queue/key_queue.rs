@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
@@ -17,6 +17,7 @@ use crate::exec::panic_boundary;
 use crate::exec::timer_queue::TimerQueue;
 use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::permit::KeyPermit;
+use crate::queue::wake_signal::WakeSignal;
 
 /// What a queue needs to know about a waiter for a lock.
 pub(crate) trait Waiter {
@@ -41,7 +42,7 @@ pub(super) struct KeyQueue<W> {
     pub(super) holder: Option<Holder>,
     /// Whether other processes wait for the lock.
     pub(super) contention: Contention,
-    /// The linger of the lock: a lease without a holder has the permit.
+    /// The linger of the lock: its [`holder`](Self::holder) is a lease without a task, which has the permit.
     pub(super) linger: Option<Box<Linger>>,
     /// Since when the lock has not been left free.
     pub(super) held_since: Option<Instant>,
@@ -58,10 +59,8 @@ struct Waits<W> {
     unreserved_until: Option<Instant>,
     /// Requests for several keys that ask the store for this key.
     registered: Vec<StepwiseRequest>,
-    /// Wakes the task that waits for the store on the queue's behalf.
-    wake: Option<Arc<Notify>>,
-    /// When that task has to send a request, as far as the store has said so since the last one.
-    wake_at: Option<Instant>,
+    /// For the task that waits for the store on the queue's behalf, also before there is one.
+    wake: Option<Arc<WakeSignal>>,
     /// The owner token of the queue's requests.
     owner: Option<Owner>,
     /// How many holders of this process the next grant is expected to have, by the last one.
@@ -98,29 +97,33 @@ impl Contention {
     }
 }
 
-/// A lock that stays with its process unused.
+/// A lock that stays with its process unused. It has a timer, which is removed with it.
 #[derive(Debug)]
 pub(super) struct Linger {
-    pub(super) key: Key,
+    key: Key,
     pub(super) until: Instant,
     /// Distinguishes its timer from others of the same moment.
-    pub(super) id: u64,
-    pub(super) timers: Arc<TimerQueue<Key>>,
+    id: u64,
+    timers: Arc<TimerQueue<Key>>,
 }
 
 impl Linger {
-    pub(super) fn set_timer(&self) {
+    pub(super) fn new(key: Key, until: Instant, id: u64, timers: Arc<TimerQueue<Key>>) -> Self {
+        timers.insert(until, id, key.clone());
+        Self { key, until, id, timers }
+    }
+
+    /// Makes its end due immediately.
+    fn end(&mut self) {
+        self.timers.remove(self.until, self.id);
+        self.until = Instant::ORIGIN;
         self.timers.insert(self.until, self.id, self.key.clone());
     }
+}
 
-    pub(super) fn remove_timer(&self) {
+impl Drop for Linger {
+    fn drop(&mut self) {
         self.timers.remove(self.until, self.id);
-    }
-
-    fn end(&mut self) {
-        self.remove_timer();
-        self.until = Instant::ORIGIN;
-        self.set_timer();
     }
 }
 
@@ -139,8 +142,8 @@ pub(super) struct StepwiseRequest {
     pub(super) since: Instant,
     /// The owner token of its requests.
     pub(super) owner: Owner,
-    pub(super) wake: Arc<Notify>,
-    pub(super) wake_at: Option<Instant>,
+    /// The same for all keys of the request.
+    pub(super) wake: Arc<WakeSignal>,
     /// Whether the store says that others wait for the key.
     pub(super) contended: bool,
 }
@@ -183,7 +186,7 @@ pub(crate) struct PermitsWait {
     pub(super) wait: Wait,
     pub(super) reply: PermitsReply,
     /// Notified when some of the keys are reserved for it.
-    pub(super) wake: Arc<Notify>,
+    pub(super) wake: Arc<WakeSignal>,
     /// Since when some are.
     pub(super) reserved_since: Option<Instant>,
     /// Reservations that ended without all permits.
@@ -244,7 +247,6 @@ impl<W> Default for Waits<W> {
             unreserved_until: None,
             registered: Vec::new(),
             wake: None,
-            wake_at: None,
             owner: None,
             expected_holders: ExpectedHolders::default(),
         }
@@ -382,8 +384,9 @@ impl<W> KeyQueue<W> {
         self.waits.as_ref()?.owner
     }
 
-    /// The queue sends its requests under `owner`. Returns the signal to send one.
-    pub(super) fn set_owner(&mut self, owner: Owner) -> Arc<Notify> {
+    /// The queue sends its requests under `owner`, as the lock is free or being released. Returns the signal to send one.
+    pub(super) fn set_owner(&mut self, owner: Owner) -> Arc<WakeSignal> {
+        self.holder = None;
         let waits = self.waits();
         waits.owner = Some(owner);
         waits.wake.get_or_insert_default().clone()
@@ -397,9 +400,9 @@ impl<W> KeyQueue<W> {
         if let PermitState::Out(since) = &mut self.permit {
             *since = holder.since;
         }
-        // No request is under way.
+        // No request is under way, and none is due: the next one is sent after the release.
         if let Some(waits) = &mut self.waits {
-            waits.owner = None;
+            (waits.owner, waits.wake) = (None, None);
         }
     }
 
@@ -444,7 +447,7 @@ impl<W> KeyQueue<W> {
         self.end_linger();
         // A request for several keys that holds this one releases it sooner.
         for registered in self.registered() {
-            registered.wake.notify_one();
+            registered.wake.notify();
         }
     }
 
@@ -453,7 +456,7 @@ impl<W> KeyQueue<W> {
         self.permit = PermitState::Free;
         self.holder = None;
         if let Some(waits) = &mut self.waits {
-            (waits.wake, waits.wake_at, waits.owner) = (None, None, None);
+            (waits.wake, waits.owner) = (None, None);
         }
         self.contention = Contention::None;
         self.linger = None;
@@ -470,6 +473,12 @@ impl<W> KeyQueue<W> {
         may_linger && self.has_no_waiters()
     }
 
+    /// Ends the linger, if the lock lingers. Returns the number of its lease.
+    pub(super) fn take_linger(&mut self) -> Option<u64> {
+        self.linger.take()?;
+        Some(self.holder?.lease)
+    }
+
     /// Makes the end of the linger due immediately, if the lock lingers.
     pub(super) fn end_linger(&mut self) {
         if let Some(linger) = &mut self.linger {
@@ -479,27 +488,17 @@ impl<W> KeyQueue<W> {
 
     /// Has the store asked immediately.
     pub(super) fn wake(&mut self) {
-        self.wake_at(Instant::ORIGIN);
-        for registered in self.registered_mut() {
-            registered.wake_at(Instant::ORIGIN);
+        self.request_by(Instant::ORIGIN);
+        for registered in self.registered() {
+            registered.wake.request_by(Instant::ORIGIN);
         }
     }
 
-    /// Has the store asked no later than `moment`.
-    pub(super) fn wake_at(&mut self, moment: Instant) {
-        if self.waits.is_none() && self.holder.is_some() {
-            // No request waits. The next one is sent after this.
-            return;
+    /// Has the store asked no later than `moment`, unless this process holds the lock.
+    pub(super) fn request_by(&mut self, moment: Instant) {
+        if self.holder.is_none() {
+            self.waits().wake.get_or_insert_default().request_by(moment);
         }
-        let waits = self.waits();
-        waits.wake_at = Some(waits.wake_at.map_or(moment, |known| known.min(moment)));
-        if let Some(wake) = &waits.wake {
-            wake.notify_one();
-        }
-    }
-
-    pub(super) fn take_wake_time(&mut self) -> Option<Instant> {
-        self.waits.as_mut()?.wake_at.take()
     }
 
     pub(super) fn mark_contended(&mut self) {
@@ -507,15 +506,8 @@ impl<W> KeyQueue<W> {
         self.end_linger();
         for registered in self.registered_mut() {
             registered.contended = true;
-            registered.wake.notify_one();
+            registered.wake.notify();
         }
-    }
-}
-
-impl StepwiseRequest {
-    pub(super) fn wake_at(&mut self, moment: Instant) {
-        self.wake_at = Some(self.wake_at.map_or(moment, |known| known.min(moment)));
-        self.wake.notify_one();
     }
 }
 

@@ -31,45 +31,54 @@ impl<W: Waiter> WaitQueues<W> {
         !queues.closed && queues.by_key.get(key).is_some_and(may_linger)
     }
 
-    /// The lock of `key` lingers from now on, until `until`. `false` if something waits for it by now. As in
-    /// [`may_linger`](Self::may_linger), the hold may have to be recent.
-    pub(crate) fn begin_linger(&self, key: &Key, is_recent: bool, until: Instant) -> bool {
+    /// The lock of `key` lingers from now on, until `until`, with the tracked lease of this number. `false` if something waits for
+    /// it by now, or the lease no longer holds it. As in [`may_linger`](Self::may_linger), the hold may have to be recent.
+    pub(crate) fn begin_linger(
+        &self,
+        key: &Key,
+        lease: u64,
+        is_recent: bool,
+        until: Instant,
+    ) -> bool {
         let mut queues = self.lock();
         let queues = &mut *queues;
-        let Some(queue) = queues.by_key.get_mut(key).filter(|queue| queue.may_linger(is_recent))
-        else {
-            return false;
+        let may_linger = |queue: &&mut KeyQueue<W>| {
+            queue.holder.is_some_and(|holder| holder.lease == lease) && queue.may_linger(is_recent)
         };
+        let Some(queue) = queues.by_key.get_mut(key).filter(may_linger) else { return false };
         if queues.closed {
             return false;
         }
         queues.last_id += 1;
-        let linger =
-            Linger { key: key.clone(), until, id: queues.last_id, timers: self.lingers.clone() };
-        linger.set_timer();
+        let linger = Linger::new(key.clone(), until, queues.last_id, self.lingers.clone());
         queue.linger = Some(Box::new(linger));
         true
     }
 
-    /// Ends the linger of `key`, even before its time. `false` if the lock does not linger.
-    pub(crate) fn end_linger(&self, key: &Key) -> bool {
-        let mut queues = self.lock();
-        let linger = queues.by_key.get_mut(key).and_then(|queue| queue.linger.take());
-        linger.inspect(|linger| linger.remove_timer()).is_some()
+    /// Ends the linger of `key`, even before its time. The caller has to release or transfer the lease of this number. `None` if
+    /// the lock does not linger.
+    pub(crate) fn end_linger(&self, key: &Key) -> Option<u64> {
+        self.lock().by_key.get_mut(key)?.take_linger()
     }
 
-    /// Waits for the timers of lingers. Returns each key, and whether its linger is over, and was ended by this call: the
-    /// caller releases the lock. Cancel safe.
-    pub(crate) async fn lingered(&self) -> Vec<(Key, bool)> {
+    /// Like [`end_linger`](Self::end_linger), for all keys.
+    pub(crate) fn end_all_lingers(&self) -> Vec<u64> {
+        self.lock().by_key.values_mut().filter_map(KeyQueue::take_linger).collect()
+    }
+
+    /// Waits for the ends of lingers, by their time or because something waits. Otherwise like
+    /// [`end_linger`](Self::end_linger). Cancel safe.
+    pub(crate) async fn lingered(&self) -> Vec<u64> {
         self.lingers.due(self.clock).await;
         let now = self.clock.now();
         let due = self.lingers.take_until(now);
         let mut queues = self.lock();
         // The time of an earlier linger may be over, and that of a later one not.
-        let mut is_over = |key: &Key| {
-            let queue = queues.by_key.get_mut(key);
-            queue.is_some_and(|queue| queue.linger.take_if(|it| it.until <= now).is_some())
+        let mut end = |key: Key| {
+            let queue = queues.by_key.get_mut(&key)?;
+            let is_over = queue.linger.as_ref().is_some_and(|linger| linger.until <= now);
+            if is_over { queue.take_linger() } else { None }
         };
-        due.into_iter().map(|key| (key.clone(), is_over(&key))).collect()
+        due.into_iter().filter_map(&mut end).collect()
     }
 }

@@ -10,3 +10,4 @@ pub(crate) mod wait_params;
 pub(crate) mod wait_queue;
 pub(crate) mod waiting;
 pub(crate) mod waiting_keys;
+pub(crate) mod wake_signal;

@@ -39,20 +39,15 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let Some(queue) = queues.by_key.get_mut(key) else { return false };
         if queue.owner() == Some(*owner) {
-            queue.wake_at(by);
+            queue.request_by(by);
             return true;
         }
-        if let Some(entry) = queue.registered_mut().iter_mut().find(|entry| entry.owner == *owner) {
-            entry.wake_at(by);
+        if let Some(entry) = queue.registered().iter().find(|entry| entry.owner == *owner) {
+            entry.wake.request_by(by);
             return true;
         }
         // The holder needs no notification, and keeps the lock.
         queue.holder.is_some_and(|holder| holder.owner == *owner)
-    }
-
-    /// When to send a request for `key`, if the store has said so since the last call.
-    pub(crate) fn take_wake_time(&self, key: &Key) -> Option<Instant> {
-        self.lock().by_key.get_mut(key)?.take_wake_time()
     }
 
     /// Other processes wait for `key`.

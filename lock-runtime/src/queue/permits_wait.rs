@@ -14,8 +14,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -29,6 +27,7 @@ use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::Attached;
 use crate::queue::wait_params::WaitParams;
 use crate::queue::wait_queue::{AfterPass, Candidate, Queues, WaitQueues, full};
+use crate::queue::wake_signal::WakeSignal;
 
 /// How long a request waits before it reserves a key against later ranks.
 const RESERVE_AFTER: Duration = Duration::from_millis(10);
@@ -61,7 +60,7 @@ impl<W: Waiter> WaitQueues<W> {
         id: u64,
         keys: &Arc<[Key]>,
         params: &WaitParams,
-        wake: &Arc<Notify>,
+        wake: &Arc<WakeSignal>,
         reply: PermitsReply,
         again: bool,
     ) -> Result<bool, LockError> {
@@ -74,7 +73,7 @@ impl<W: Waiter> WaitQueues<W> {
             queues.take(id, keys, now);
             return Ok(true);
         };
-        let WaitParams { now: since, deadline, wait } = *params;
+        let WaitParams { since, deadline, wait } = *params;
         let key = &keys[at];
         if deadline.is_some_and(|deadline| deadline <= now) {
             return Err(queues.wait_error(key, wait, now));
@@ -127,7 +126,7 @@ impl<W: Waiter> WaitQueues<W> {
         wait.reserve_from = unreserved_until;
         let keys = wait.keys.clone();
         queues.unreserve(id, &keys, Some(unreserved_until));
-        let after = queues.settle(&keys);
+        let after = queues.give_out_free(&keys);
         #[cfg(test)]
         queues.check();
         after
@@ -138,7 +137,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let Some(entry) = queues.remove_permits_wait(id) else { return Vec::new() };
         let WaitFor::Permits(wait) = &entry.wait_for else { return Vec::new() };
-        let after = queues.settle(&wait.keys);
+        let after = queues.give_out_free(&wait.keys);
         #[cfg(test)]
         queues.check();
         drop(queues);
@@ -165,7 +164,7 @@ impl<W: Waiter> WaitQueues<W> {
 
     /// The request `id` sends requests for any of `keys` under `owner` from now on. `wake` is notified when the store
     /// says something about one of them.
-    pub(crate) fn register(&self, keys: &[Key], id: u64, owner: Owner, wake: &Arc<Notify>) {
+    pub(crate) fn register(&self, keys: &[Key], id: u64, owner: Owner, wake: &Arc<WakeSignal>) {
         let since = self.clock.now();
         let mut queues = self.lock();
         for key in keys {
@@ -174,10 +173,8 @@ impl<W: Waiter> WaitQueues<W> {
             match queue.registered_mut().iter_mut().find(|entry| entry.id == id) {
                 Some(entry) => entry.owner = owner,
                 None => {
-                    let wake = wake.clone();
-                    let (wake_at, contended) = (None, false);
-                    let entry = StepwiseRequest { id, since, owner, wake, wake_at, contended };
-                    queue.register(entry);
+                    let (wake, contended) = (wake.clone(), false);
+                    queue.register(StepwiseRequest { id, since, owner, wake, contended });
                 }
             }
         }
@@ -235,16 +232,6 @@ impl<W: Waiter> WaitQueues<W> {
             Some(key) => queues.wait_error(key, wait, now),
             None => LastAnswer::default().wait_error(wait, now, queues.last_failure.as_ref()),
         }
-    }
-
-    /// When the request `id` has to send a request for one of `keys`, like [`take_wake_time`](Self::take_wake_time).
-    pub(crate) fn take_wake_times(&self, keys: &[Key], id: u64) -> Option<Instant> {
-        let mut queues = self.lock();
-        let wake_at = |key: &Key| {
-            let registered = queues.by_key.get_mut(key)?.registered_mut();
-            registered.iter_mut().find(|entry| entry.id == id)?.wake_at.take()
-        };
-        keys.iter().filter_map(wake_at).min()
     }
 
     /// Ends all reservations.
@@ -350,7 +337,7 @@ impl<W: Waiter> Queues<W> {
             queue.reserve(id);
             if wait.reserved_since.is_none() {
                 wait.reserved_since = Some(now);
-                wait.wake.notify_one();
+                wait.wake.notify();
             }
             if let Some(queue) = self.by_key.get_mut(missing)
                 && queue.is_reservable(id, now)

@@ -8,18 +8,19 @@ use crate::base::options::Wait;
 /// The time limits of a waiter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitParams {
-    pub(crate) now: Instant,
+    /// When the wait began.
+    pub(crate) since: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) wait: Wait,
 }
 
 impl WaitParams {
-    pub(crate) fn new(now: Instant, wait: Wait) -> Self {
+    pub(crate) fn new(since: Instant, wait: Wait) -> Self {
         let deadline = match wait {
-            Wait::For(wait) => Some(now + wait),
+            Wait::For(wait) => Some(since + wait),
             Wait::Forever => None,
         };
-        Self { now, deadline, wait }
+        Self { since, deadline, wait }
     }
 
     /// Whether the acquire may not wait.
@@ -30,7 +31,7 @@ impl WaitParams {
     /// Gives an acquire that may not wait the time of one more request, for a release of this process.
     pub(crate) fn extend_single_try(&mut self, request_timeout: Duration) {
         if self.is_single_try() {
-            self.deadline = Some(self.now + request_timeout);
+            self.deadline = Some(self.since + request_timeout);
         }
     }
 }

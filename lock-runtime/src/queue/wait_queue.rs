@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::HashMap;
-use tokio::sync::Notify;
 
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
@@ -29,6 +28,7 @@ use crate::queue::key_queue::{
 };
 use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::wait_params::WaitParams;
+use crate::queue::wake_signal::WakeSignal;
 
 /// The wait queues of a pool.
 #[derive(Debug)]
@@ -70,8 +70,8 @@ impl<W> Queues<W> {
 pub(crate) enum Enqueued<W> {
     /// The queue was empty: the caller has the permit, and the waiter comes back.
     Head(W),
-    /// The lock lingers in this process and goes to the caller, which takes the lease and gets the waiter back.
-    Lingering(W),
+    /// The lock has lingered in this process. The caller takes the lease of this number, and the waiter comes back.
+    Lingering(W, u64),
     Queued,
 }
 
@@ -139,7 +139,7 @@ impl<W: Waiter> WaitQueues<W> {
         }
         queues.last_id += 1;
         let id = queues.last_id;
-        let WaitParams { now, deadline, wait } = *params;
+        let WaitParams { since: now, deadline, wait } = *params;
         let Some(queue) = queues.by_key.get_mut(key) else {
             queues.by_key.insert(key.clone(), KeyQueue::taken(now));
             return Ok((id, Enqueued::Head(waiter)));
@@ -148,9 +148,8 @@ impl<W: Waiter> WaitQueues<W> {
             queue.give_out(now);
             return Ok((id, Enqueued::Head(waiter)));
         }
-        if let Some(linger) = queue.linger.take() {
-            linger.remove_timer();
-            return Ok((id, Enqueued::Lingering(waiter)));
+        if let Some(lease) = queue.take_linger() {
+            return Ok((id, Enqueued::Lingering(waiter, lease)));
         }
         if deadline.is_some_and(|deadline| deadline <= now) {
             return Err(queues.wait_error(key, wait, now));
@@ -208,7 +207,7 @@ impl<W: Waiter> WaitQueues<W> {
                 }
             }
         }
-        let after = queues.settle(keys);
+        let after = queues.give_out_free(keys);
         #[cfg(test)]
         queues.check();
         after
@@ -225,7 +224,7 @@ impl<W: Waiter> WaitQueues<W> {
                 if let WaitFor::Permits(wait) = &entry.wait_for {
                     queues.positions.remove(&id);
                     queues.unreserve(id, &wait.keys, None);
-                    after.extend(queues.settle(&wait.keys));
+                    after.extend(queues.give_out_free(&wait.keys));
                 }
                 rejected.push((entry, error.clone()));
             }
@@ -282,7 +281,7 @@ impl<W: Waiter> WaitQueues<W> {
 
     /// Removes the first waiter for the lock if `transfer` makes it the next holder, in one step. `transfer` receives
     /// whether other processes wait for the lock, and the time. Without a waiter the clock is not read. `None` if the lock
-    /// has to be left free; see [`plan_release`](Self::plan_release).
+    /// has to be left free; see [`begin_release`](Self::begin_release).
     pub(crate) fn hand_off<T>(
         &self,
         key: &Key,
@@ -322,7 +321,7 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// The queue sends its requests under `owner` from now on. Returns the signal to send one.
-    pub(crate) fn set_owner(&self, key: &Key, owner: Owner) -> Arc<Notify> {
+    pub(crate) fn set_owner(&self, key: &Key, owner: Owner) -> Arc<WakeSignal> {
         let mut queues = self.lock();
         let queue = queues.queue_of_permit(key);
         queue.contention = Contention::None;
@@ -349,9 +348,9 @@ impl<W: Waiter> WaitQueues<W> {
         in_use.peek().is_some() && in_use.all(is_being_released)
     }
 
-    /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging
+    /// The release of `key` begins at `now`. Returns what it leads to. If the lock has not been left free for `barging_interval`, a barging
     /// window begins. The next grant is expected to have `expected_holders`; without waiters the closure is not called.
-    pub(crate) fn plan_release(
+    pub(crate) fn begin_release(
         &self,
         key: &Key,
         barging_interval: Option<Duration>,
@@ -424,7 +423,7 @@ impl<W: Waiter> WaitQueues<W> {
             };
             let Some(entry) = entry else { continue };
             if let WaitFor::Permits(wait) = &entry.wait_for {
-                after.extend(queues.settle(&wait.keys));
+                after.extend(queues.give_out_free(&wait.keys));
             }
             let error = queues.wait_error(key, entry.end(), now);
             rejected.push((entry, error));
@@ -565,17 +564,17 @@ impl<W: Waiter> Queues<W> {
     }
 
     /// Gives the free permits of `keys` to the entries that wait for them.
-    pub(super) fn settle(&mut self, keys: &[Key]) -> Vec<AfterPass> {
+    pub(super) fn give_out_free(&mut self, keys: &[Key]) -> Vec<AfterPass> {
         let first = |key: &Key| {
             let first = self.by_key.get(key).and_then(|queue| queue.entries().next());
             first.map_or(u64::MAX, |entry| entry.id)
         };
         let mut order: Vec<_> = keys.iter().map(|key| (first(key), key)).collect();
         order.sort_unstable_by_key(|(rank, _)| *rank);
-        order.into_iter().filter_map(|(_, key)| self.settle_one(key)).collect()
+        order.into_iter().filter_map(|(_, key)| self.give_out_one(key)).collect()
     }
 
-    fn settle_one(&mut self, key: &Key) -> Option<AfterPass> {
+    fn give_out_one(&mut self, key: &Key) -> Option<AfterPass> {
         if self.by_key.get(key)?.permit != PermitState::Free {
             return None;
         }

@@ -15,6 +15,7 @@ use crate::base::owner::Owner;
 use crate::base::policy::Policy;
 use crate::base::text::rounded;
 use crate::lease::grant::Grant;
+use crate::queue::key_queue::Contention;
 use crate::queue::permit::KeyPermit;
 
 /// How long one acquire request may take.
@@ -46,11 +47,27 @@ pub(crate) struct Attempts {
     pub(crate) kept_until: Instant,
 }
 
+/// The answer that the store has granted the lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted {
+    /// When the request was sent.
+    pub(crate) sent: Instant,
+    pub(crate) fences: Option<Fences>,
+    pub(crate) contention: Contention,
+}
+
+/// What one request led to.
+pub(super) enum Requested {
+    Granted(Granted),
+    /// The next request is due after this time, or at a notification.
+    Again(Duration),
+}
+
 /// The meaning of one answer.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// The lock is the owner's, and validity has not ended yet. `contended` is what the store says about other waiters.
-    Granted { fences: Option<Fences>, contended: Option<bool> },
+    /// The lock is the owner's, and validity has not ended yet.
+    Granted(Granted),
     /// Another owner holds it. The next request is due after `retry_after`, or at a notification.
     Contended { expires_in: Option<Duration>, wait_mode: WaitMode, retry_after: Duration },
     /// The request failed, or may have been applied without a timely answer.
@@ -99,14 +116,9 @@ impl Attempts {
         if self.unanswered > 0 { self.unanswered + answered } else { 0 }
     }
 
-    /// The grant of a request that was sent at `sent`.
-    pub(crate) fn grant(
-        &self,
-        policy: &Policy,
-        sent: Instant,
-        fences: Option<Fences>,
-        permit: KeyPermit,
-    ) -> Grant {
+    /// The grant for a lease with `policy`.
+    pub(crate) fn grant(&self, policy: &Policy, granted: Granted, permit: KeyPermit) -> Grant {
+        let Granted { sent, fences, .. } = granted;
         Grant::new(self.owner, self.ambiguous_until, policy, sent, fences, Some(permit))
             .with_earlier_until(self.kept_until)
     }
@@ -130,10 +142,9 @@ impl Attempts {
             Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended }) => {
                 self.kept_until = self.kept_until.max(until);
                 if now < sent + policy.ttl.validity() {
-                    return Answer::Granted {
-                        fences: Fences::new(fence, reserved_fences),
-                        contended,
-                    };
+                    let fences = Fences::new(fence, reserved_fences);
+                    let contention = Contention::of_answer(contended);
+                    return Answer::Granted(Granted { sent, fences, contention });
                 }
                 // Granted by the store, and no longer valid here.
                 silence(now.since(sent))
@@ -189,7 +200,7 @@ impl Attempts {
             self.ambiguous_until = self.ambiguous_until.max(Some(until));
             self.kept_until = self.kept_until.max(until);
         }
-        // The limit is below the jitter, so that waiters stay out of step there too.
+        // The limit is applied before the jitter, so that waiters send at different times there too.
         jitter::below(self.doubling().min(Duration::from_millis(160)))
     }
 

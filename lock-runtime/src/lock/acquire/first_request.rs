@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::backend::{AcquireOutcome, AcquireRequest};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
+use crate::base::error::LockError;
 use crate::exec::events;
 use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, left_for_request};
 use crate::lock::acquire::run;
@@ -18,7 +19,7 @@ use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::outgoing::FirstRequest;
-use crate::queue::key_queue::{Contention, QueueEntry, WaitFor, Waiter};
+use crate::queue::key_queue::{QueueEntry, WaitFor, Waiter};
 use crate::queue::last_answer::{LastAnswer, WaitEnd};
 
 /// Sends `batch` as one request, within `time_limit`. `in_flight` is dropped when it is answered.
@@ -28,20 +29,16 @@ pub(crate) async fn send_batch(
     time_limit: Duration,
     mut batch: Vec<FirstRequest>,
 ) {
-    let mut slot = admit(&core, &mut batch).await;
+    let slot = admit(&core, &mut batch).await;
     if batch.is_empty() {
         return;
     }
     let request = |first: &FirstRequest| AcquireRequest::for_owner(&first.waiter.spec, first.owner);
     let requests: Vec<_> = batch.iter().map(request).collect();
     let sent = core.clock().now();
-    slot.sent(sent);
     let time_limit = time_limit.min(remaining_wait(&core, &batch, sent));
-    let mut answers = core.acquire(&requests, sent, time_limit).await.into_iter();
+    let mut answers = core.acquire(slot, &requests, sent, time_limit).await.into_iter();
     drop(in_flight);
-    if answers.len() > 0 {
-        slot.answered();
-    }
     // One reading for all: the clock is read again when a lease is picked up.
     let now = core.clock().now();
     for first in batch {
@@ -49,7 +46,7 @@ pub(crate) async fn send_batch(
     }
 }
 
-/// Waits until the store has room for `batch`, and rejects the requests if their wait ends before that.
+/// Waits until the store has room for `batch`, and rejects the requests if their wait ends or the pool closes before that.
 async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> AdmissionSlot {
     let mut admission = pin!(core.admit(batch.len()));
     if let Poll::Ready(slot) = poll_once(admission.as_mut()).await {
@@ -64,6 +61,10 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Admission
         let slot = tokio::select! {
             biased;
             slot = &mut admission => Some(slot),
+            () = core.tracker.closing() => {
+                reject_all(batch);
+                return AdmissionSlot::default();
+            }
             () = core.clock().sleep_until_due(next) => None,
         };
         batch.retain(|first| !first.waiter.is_cancelled());
@@ -79,6 +80,15 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Admission
         if batch.is_empty() {
             return AdmissionSlot::default();
         }
+    }
+}
+
+/// No request of `batch` was sent, and the pool closes.
+fn reject_all(batch: &mut Vec<FirstRequest>) {
+    for FirstRequest { permit, waiter, .. } in batch.drain(..) {
+        // The permit first: its queue is closed as well.
+        drop(permit);
+        waiter.reject(LockError::pool_closed());
     }
 }
 
@@ -121,10 +131,10 @@ fn on_answer(
     let mut reported = None;
     let (answer, is_rejected, pause) =
         match attempts.on_answer(&spec.policy, sent, now, time_limit, answer) {
-            Answer::Granted { fences, contended } => {
-                let granted = attempts.grant(&spec.policy, sent, fences, permit);
-                let contention = Contention::of_answer(contended);
-                let lease = grant::lease(core, spec, granted, since, contention);
+            Answer::Granted(granted) => {
+                let contention = granted.contention;
+                let grant = attempts.grant(&spec.policy, granted, permit);
+                let lease = grant::lease(core, spec, grant, since, contention);
                 return grant::deliver(core, lease, waiter.reply);
             }
             Answer::Contended { expires_in, retry_after, .. } => {

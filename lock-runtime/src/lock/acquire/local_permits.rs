@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::owner::Owner;
-use crate::lock::acquire::caller::Caller;
+use crate::lock::acquire::pending_reply::PendingReply;
 use crate::lock::acquire::run::pass_on;
 use crate::lock::core::PoolCore;
 use crate::lock::waiter::LockWaiter;
 use crate::queue::permit::KeyPermit;
 use crate::queue::permits_wait::Registration;
 use crate::queue::wait_params::WaitParams;
+use crate::queue::wake_signal::WakeSignal;
 
 type PermitReply = Result<KeyPermit, LockError>;
 
@@ -26,7 +27,7 @@ pub(super) struct LocalPermits {
     /// The rank in the queues.
     id: u64,
     /// Notified when a request to the store may be due early, or a reservation changes.
-    wake: Arc<Notify>,
+    wake: Arc<WakeSignal>,
     /// The first request for the permits of all keys, until they are awaited.
     requested: Option<PermitRequest>,
     permit: Option<KeyPermit>,
@@ -95,7 +96,7 @@ impl LocalPermits {
     }
 
     /// Waits for the permits of all keys, if it has none. `false` if the wait has ended.
-    pub(super) async fn take_all(&mut self, caller: &mut Caller) -> bool {
+    pub(super) async fn take_all(&mut self, reply: &mut PendingReply) -> bool {
         if self.permit.is_some() {
             return true;
         }
@@ -105,14 +106,18 @@ impl LocalPermits {
         };
         match requested {
             Ok(PermitRequest::Here(permit)) => self.permit = Some(permit),
-            Ok(PermitRequest::Awaited(awaited)) => self.permit = self.wait(awaited, caller).await,
-            Err(error) => caller.reject(error),
+            Ok(PermitRequest::Awaited(awaited)) => self.permit = self.wait(awaited, reply).await,
+            Err(error) => reply.reject(error),
         }
         self.permit.is_some()
     }
 
     /// Waits for the permits of `awaited`. `None` if the wait has ended.
-    async fn wait(&self, mut awaited: AwaitedPermits, caller: &mut Caller) -> Option<KeyPermit> {
+    async fn wait(
+        &self,
+        mut awaited: AwaitedPermits,
+        reply: &mut PendingReply,
+    ) -> Option<KeyPermit> {
         let (core, id) = (&self.core, self.id);
         let WaitParams { deadline, wait, .. } = self.params;
         loop {
@@ -127,19 +132,19 @@ impl LocalPermits {
                     return match permit {
                         Ok(Ok(permit)) => Some(permit),
                         Ok(Err(error)) => {
-                            caller.reject(error);
+                            reply.reject(error);
                             None
                         }
                         // The driver's runtime ends.
                         Err(_) => None,
                     };
                 }
-                () = caller.gone() => return None,
+                () = reply.gone() => return None,
                 () = self.wake.notified() => {}
                 () = core.clock().sleep_until_due(until) => {
                     let now = core.clock().now();
                     if deadline.is_some_and(|deadline| deadline <= now) {
-                        caller.reject(core.queue.permits_wait_error(id, wait, now));
+                        reply.reject(core.queue.permits_wait_error(id, wait, now));
                         return None;
                     }
                     if reservation_ends_at.is_some_and(|at| at <= now) {
@@ -192,8 +197,8 @@ impl LocalPermits {
     }
 
     /// When the request that is due early is due, if this has changed.
-    pub(super) fn take_wake_time(&self) -> Option<Instant> {
-        self.core.queue.take_wake_times(&self.keys, self.id)
+    pub(super) fn take_due(&self) -> Option<Instant> {
+        self.wake.take_due()
     }
 
     /// Whether other owners wait for some of `keys`.
@@ -206,7 +211,11 @@ impl LocalPermits {
     }
 
     /// The permits for a lease, with the registration attached.
-    pub(super) fn into_permit(self) -> Option<KeyPermit> {
-        Some(self.permit?.with(self.registration?))
+    pub(super) fn into_permit(self) -> KeyPermit {
+        let permit = self.permit.unwrap_or_else(|| KeyPermit::new(self.core, Arc::from([])));
+        match self.registration {
+            Some(registration) => permit.with(registration),
+            None => permit,
+        }
     }
 }

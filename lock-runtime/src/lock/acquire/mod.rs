@@ -1,10 +1,10 @@
 //! Acquires one or several keys.
 
 pub(crate) mod attempt;
-mod caller;
 pub(crate) mod first_request;
 mod local_permits;
 mod multi_key;
+mod pending_reply;
 pub(crate) mod run;
 mod stepwise;
 
@@ -97,8 +97,8 @@ fn acquire_one(
         // Released for this waiter, which is in the queue by now.
         drop(unfit.take());
         match enqueued {
-            Enqueued::Lingering(lingered) => {
-                match linger::take(core, key, lingered, params.now) {
+            Enqueued::Lingering(lingered, lease) => {
+                match linger::take(core, key, lease, lingered, params.since) {
                     Ok(()) => break (id, Enqueued::Queued),
                     Err((back, lease)) => (waiter, unfit) = (back, lease),
                 }
@@ -118,7 +118,7 @@ fn acquire_one(
     };
     let permit = KeyPermit::new(core.clone(), keys.clone());
     let owner = Owner::random()?;
-    let WaitParams { now: since, deadline, .. } = params;
+    let WaitParams { since, deadline, .. } = params;
     let first = FirstRequest { id, permit, waiter, owner, since, deadline };
     if core.driver().is_gone() {
         // No renewal would keep a grant alive.

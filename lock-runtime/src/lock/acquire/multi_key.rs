@@ -20,16 +20,17 @@ use crate::backend::{LeaseRef, LeaseStatus, ReleaseRequest};
 use crate::base::backend_error::FailureKind;
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
-use crate::base::fence::Fences;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
 use crate::exec::events;
 use crate::lease::tracker::InFlightToken;
-use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, is_cut_off, time_limit};
-use crate::lock::acquire::caller::Caller;
+use crate::lock::acquire::attempt::{
+    Answer, Attempts, Granted, Requested, admission_ends, is_cut_off, time_limit,
+};
 use crate::lock::acquire::first_request::no_room;
 use crate::lock::acquire::local_permits::LocalPermits;
+use crate::lock::acquire::pending_reply::PendingReply;
 use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
 use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
@@ -48,7 +49,7 @@ struct MultiKeyTask {
     core: Arc<PoolCore>,
     spec: Arc<LockSpec>,
     params: WaitParams,
-    caller: Caller,
+    reply: PendingReply,
     permits: LocalPermits,
     attempts: Attempts,
     stepwise: Stepwise,
@@ -59,17 +60,6 @@ struct MultiKeyTask {
     /// Whether the last answer ends the wait.
     answer_ends_wait: bool,
     _token: InFlightToken,
-}
-
-/// What one request led to.
-enum StepOutcome {
-    Granted {
-        sent: Instant,
-        fences: Option<Fences>,
-        contended: Option<bool>,
-    },
-    /// The next request is due after this time, or at a notification.
-    Again(Duration),
 }
 
 /// Acquires the keys of `spec` for the task that waits for `reply`.
@@ -84,11 +74,11 @@ pub(crate) fn spawn_multi_key(
     reply: LeaseReply,
 ) -> Result<(), LockError> {
     // Before the permits are requested: without a token no queue has to be left.
-    let attempts = Attempts::new(Owner::random()?, params.now);
+    let attempts = Attempts::new(Owner::random()?, params.since);
     let task = MultiKeyTask {
         core: core.clone(),
         params,
-        caller: Caller::new(reply),
+        reply: PendingReply::new(reply),
         permits: LocalPermits::request(core, spec.store_keys.clone(), params)?,
         attempts,
         stepwise: Stepwise::new(&spec, core.backend().capabilities().wait_queue),
@@ -107,15 +97,13 @@ impl MultiKeyTask {
     async fn run(mut self) {
         loop {
             let needs_permits = self.stepwise.is_optimistic();
-            if needs_permits && !self.permits.take_all(&mut self.caller).await {
+            if needs_permits && !self.permits.take_all(&mut self.reply).await {
                 break;
             }
             self.take_permit_of_step();
             match self.request().await {
-                StepOutcome::Granted { sent, fences, contended } => {
-                    return self.deliver(sent, fences, contended);
-                }
-                StepOutcome::Again(pause) => {
+                Requested::Granted(granted) => return self.deliver(granted),
+                Requested::Again(pause) => {
                     if !self.wait(pause).await {
                         break;
                     }
@@ -149,7 +137,7 @@ impl MultiKeyTask {
     fn is_over(&self) -> bool {
         let now = self.core.clock().now();
         let is_late = self.params.deadline.is_some_and(|deadline| now >= deadline);
-        self.answer_ends_wait || self.caller.is_gone() || is_late
+        self.answer_ends_wait || self.reply.is_gone() || is_late
     }
 
     /// Waits for `pause`, or for a notification. `false` if the wait has ended.
@@ -170,10 +158,9 @@ impl MultiKeyTask {
             tokio::select! {
                 biased;
                 () = core.tracker.closing() => return false,
-                () = self.caller.gone() => return false,
+                () = self.reply.gone() => return false,
                 () = self.permits.woken() => {
-                    let wake_at = self.permits.take_wake_time();
-                    until = wake_at.map_or(until, |wake_at| until.min(wake_at));
+                    until = self.permits.take_due().map_or(until, |due| until.min(due));
                 }
                 () = core.clock().sleep_until(until_due) => return true,
             }
@@ -263,18 +250,17 @@ impl MultiKeyTask {
     }
 
     /// Sends one request.
-    async fn request(&mut self) -> StepOutcome {
+    async fn request(&mut self) -> Requested {
         let (core, spec) = (self.core.clone(), self.spec.clone());
         if !self.permits.is_registered() {
             // Before the request is sent, so that no later notification is missed.
             self.permits.register(self.attempts.owner);
         }
-        let Some(mut slot) = self.admit().await else {
+        let Some(slot) = self.admit().await else {
             self.answer_ends_wait = true;
-            return StepOutcome::Again(Duration::ZERO);
+            return Requested::Again(Duration::ZERO);
         };
         let sent = core.clock().now();
-        slot.sent(sent);
         let is_step = self.stepwise.step().is_some();
         let request = [self.stepwise.next_request(&spec, self.attempts.request(&spec))];
         if is_step {
@@ -288,28 +274,25 @@ impl MultiKeyTask {
         let is_first = self.attempts.count == 0;
         let answer_by = deadline.map(|by| if is_first { by.max(sent + limit) } else { by });
         let mut answers =
-            self.answer_caller_by(answer_by, core.acquire(&request, sent, limit)).await;
-        if !answers.is_empty() {
-            slot.answered();
-        }
+            self.answer_caller_by(answer_by, core.acquire(slot, &request, sent, limit)).await;
         let now = core.clock().now();
         if answers.last().is_some_and(Result::is_ok) {
             self.stepwise.on_round_trip(now.since(sent));
         }
         match self.attempts.on_answer(&spec.policy, sent, now, limit, answers.pop()) {
-            Answer::Granted { contended, .. } if is_step => {
+            Answer::Granted(granted) if is_step => {
                 self.failing_since = None;
                 self.stepwise.on_step_acquired(sent, &spec);
-                if contended == Some(true) {
+                if granted.contention == Contention::Known {
                     self.stepwise.on_wanted(now);
                 }
                 self.attempts.on_step_granted();
                 self.record(&asked, LastAnswer::Held { expires_in: None });
-                StepOutcome::Again(Duration::ZERO)
+                Requested::Again(Duration::ZERO)
             }
-            Answer::Granted { fences, contended } => {
+            Answer::Granted(granted) => {
                 self.record(&asked, LastAnswer::Held { expires_in: None });
-                StepOutcome::Granted { sent, fences, contended }
+                Requested::Granted(granted)
             }
             Answer::Contended { expires_in, wait_mode, retry_after } => {
                 self.failing_since = None;
@@ -318,7 +301,7 @@ impl MultiKeyTask {
                 }
                 self.record(&asked, LastAnswer::Held { expires_in });
                 self.end_wait_if_due(now, false);
-                StepOutcome::Again(match self.stepwise.on_contended(wait_mode, now, &spec) {
+                Requested::Again(match self.stepwise.on_contended(wait_mode, now, &spec) {
                     NextStep::Wait => retry_after,
                     NextStep::Request => Duration::ZERO,
                     NextStep::BackOff(reason) => {
@@ -333,7 +316,7 @@ impl MultiKeyTask {
                 self.failing_since.get_or_insert(sent);
                 self.record(&asked, LastAnswer::Failed(error));
                 self.end_wait_if_due(now, is_rejected);
-                StepOutcome::Again(retry_after)
+                Requested::Again(retry_after)
             }
         }
     }
@@ -345,13 +328,13 @@ impl MultiKeyTask {
             return Some(AdmissionSlot::default());
         }
         let core = self.core.clone();
-        let WaitParams { now: since, deadline, .. } = self.params;
+        let WaitParams { since, deadline, .. } = self.params;
         let ends = admission_ends(&self.spec.policy, since, deadline, core.config.request_timeout);
         tokio::select! {
             biased;
             slot = core.admit(1) => return Some(slot),
             () = core.tracker.closing() => {}
-            () = self.caller.gone() => {}
+            () = self.reply.gone() => {}
             () = core.clock().sleep_until_due(ends) => {
                 // Later the last answer of the store says why.
                 if self.attempts.count == 0 {
@@ -370,23 +353,22 @@ impl MultiKeyTask {
 
     /// Ends the wait if the last answer does.
     fn end_wait_if_due(&mut self, now: Instant, is_rejected: bool) {
-        let WaitParams { now: since, deadline, .. } = self.params;
+        let WaitParams { since, deadline, .. } = self.params;
         let request_timeout = self.core.config.request_timeout;
         self.answer_ends_wait |= is_rejected
             || self.spec.policy.is_out_of_attempts(self.attempts.count)
             || is_cut_off(deadline, since, self.failing_since, now, request_timeout);
     }
 
-    fn deliver(mut self, sent: Instant, fences: Option<Fences>, contended: Option<bool>) {
+    fn deliver(mut self, granted: Granted) {
         let core = self.core.clone();
         // Tasks that arrive from now on wait in this process.
         self.permits.take_free(&self.spec.store_keys);
-        let Some(permit) = self.permits.into_permit() else { return };
-        let granted = self.attempts.grant(&self.spec.policy, sent, fences, permit);
-        let contention = Contention::of_answer(contended);
-        let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contention);
+        let (permit, contention) = (self.permits.into_permit(), granted.contention);
+        let grant = self.attempts.grant(&self.spec.policy, granted, permit);
+        let lease = grant::lease(&core, self.spec.clone(), grant, self.params.since, contention);
         // Without a task to take it, the lease is released as it drops.
-        if let Some(reply) = self.caller.take_reply() {
+        if let Some(reply) = self.reply.take_reply() {
             grant::deliver(&core, lease, reply);
         }
     }
@@ -396,7 +378,7 @@ impl MultiKeyTask {
         let (core, spec) = (self.core.clone(), self.spec.clone());
         let held_any = self.stepwise.holds_any();
         let end = WaitEnd::of(&spec.policy, self.attempts.count);
-        let Self { mut caller, permits, attempts, last_answer, _token, .. } = self;
+        let Self { mut reply, permits, attempts, last_answer, _token, .. } = self;
         let keys = spec.store_keys.clone();
         let mut undoing = pin!(undo_attempts(&core, attempts, keys, spec.policy.ttl.stored()));
         // All or nothing: partial holds are released before the error is returned, if the store is reachable.
@@ -409,7 +391,7 @@ impl MultiKeyTask {
         } else {
             LockError::pool_closed()
         };
-        caller.reject(error);
+        reply.reject(error);
         if !is_undone {
             undoing.await;
         }
@@ -429,7 +411,7 @@ impl MultiKeyTask {
                 let last_failure = self.core.queue.last_failure();
                 let now = self.core.clock().now();
                 let wait = self.params.wait;
-                self.caller.reject(self.last_answer.wait_error(wait, now, last_failure.as_ref()));
+                self.reply.reject(self.last_answer.wait_error(wait, now, last_failure.as_ref()));
             }
         }
         work.await

@@ -5,12 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
 use crate::base::backend_error::FailureKind;
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
-use crate::base::fence::Fences;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
@@ -18,14 +15,16 @@ use crate::exec::driver::Driver;
 use crate::exec::events;
 use crate::exec::panic_boundary;
 use crate::lease::tracker::InFlightToken;
-use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, time_limit};
+use crate::lock::acquire::attempt::{Answer, Attempts, Granted, Requested, is_cut_off, time_limit};
+use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::undo::undo_attempts;
-use crate::queue::key_queue::{Contention, WaitFor, Waiter};
+use crate::queue::key_queue::{WaitFor, Waiter};
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::{KeyPermit, PermitHandler};
 use crate::queue::wait_queue::{AfterPass, HeadInfo};
+use crate::queue::wake_signal::WakeSignal;
 
 /// The maximum number of fencing tokens that one request reserves. Unused numbers make the counter run ahead of the clock,
 /// which seeds it after a loss of the store's data. The clock counts microseconds, and a holder takes longer than one. So
@@ -38,8 +37,8 @@ struct AcquireTask {
     core: Arc<PoolCore>,
     permit: KeyPermit,
     attempts: Attempts,
-    /// Notified when a request is due early.
-    wake: Arc<Notify>,
+    /// For a request that is due early.
+    wake: Arc<WakeSignal>,
     failing_since: Option<Instant>,
     /// The last waiter with an event `contended`.
     reported: Option<u64>,
@@ -79,7 +78,10 @@ pub(crate) fn pass_on(core: &Arc<PoolCore>, after: Vec<AfterPass>) {
 /// Acquires the lock for the queue of `permit`, under a new owner token.
 fn start(core: &Arc<PoolCore>, permit: KeyPermit) {
     match Owner::random() {
-        Ok(owner) => spawn(core, permit, Attempts::new(owner, core.clock().now()), None, None),
+        Ok(owner) => {
+            let attempts = Attempts::new(owner, core.clock().now());
+            core.run(AcquireTask::new(core, permit, attempts, None).run(None));
+        }
         Err(error) => pass_on(core, core.queue.reject_all(permit.keys(), &error)),
     }
 }
@@ -95,42 +97,16 @@ pub(crate) fn resume(
     reported: Option<u64>,
 ) {
     let has_waiter = core.queue.has_waiter(permit.key());
-    if has_waiter || !attempts.has_no_side_effects() {
-        let pause = if has_waiter { pause } else { Duration::ZERO };
-        spawn(core, permit, attempts, Some(pause), reported);
+    if !has_waiter && attempts.has_no_side_effects() {
+        // The permit passes on as it drops.
+        return;
     }
-    // Otherwise the permit passes on as it drops.
-}
-
-fn spawn(
-    core: &Arc<PoolCore>,
-    permit: KeyPermit,
-    attempts: Attempts,
-    pause: Option<Duration>,
-    reported: Option<u64>,
-) {
-    // Known to the queue before the request is sent, so that no later notification is missed.
-    let wake = core.queue.set_owner(permit.key(), attempts.owner);
-    let task = AcquireTask {
-        core: core.clone(),
-        permit,
-        attempts,
-        wake,
-        failing_since: None,
-        reported,
-        _token: core.tracker.begin_cleanup(),
-    };
-    core.run(task.run(pause));
-}
-
-/// What one request led to.
-enum Requested {
-    Granted {
-        fences: Option<Fences>,
-        contended: Option<bool>,
-    },
-    /// The next request is due after this time.
-    Again(Duration),
+    let task = AcquireTask::new(core, permit, attempts, reported);
+    if has_waiter {
+        core.run(task.run(Some(pause)));
+    } else {
+        core.run(task.give_up());
+    }
 }
 
 enum Delivery {
@@ -140,6 +116,24 @@ enum Delivery {
 }
 
 impl AcquireTask {
+    fn new(
+        core: &Arc<PoolCore>,
+        permit: KeyPermit,
+        attempts: Attempts,
+        reported: Option<u64>,
+    ) -> Self {
+        Self {
+            core: core.clone(),
+            // Known to the queue before the request is sent, so that no later notification is missed.
+            wake: core.queue.set_owner(permit.key(), attempts.owner),
+            permit,
+            attempts,
+            failing_since: None,
+            reported,
+            _token: core.tracker.begin_cleanup(),
+        }
+    }
+
     async fn run(mut self, mut pause: Option<Duration>) {
         loop {
             if let Some(pause) = pause.take()
@@ -147,24 +141,31 @@ impl AcquireTask {
             {
                 break;
             }
-            let mut slot = self.core.admit(1).await;
+            let Some(slot) = self.admit().await else { break };
             let Some(head) = self.core.queue.begin_request(self.permit.key()) else { break };
             let sent = self.core.clock().now();
-            slot.sent(sent);
-            let requested = self.request(&head, sent).await;
-            slot.answered();
-            match requested {
-                Requested::Granted { fences, contended } => {
-                    match self.deliver(&head, sent, fences, contended) {
-                        Delivery::Done => return,
-                        // The head has changed. The store knows the owner, and grants again.
-                        Delivery::NoWaiter(task) => self = *task,
-                    }
-                }
+            match self.request(slot, &head, sent).await {
+                Requested::Granted(granted) => match self.deliver(&head, granted) {
+                    Delivery::Done => return,
+                    // The head has changed. The store knows the owner, and grants again.
+                    Delivery::NoWaiter(task) => self = *task,
+                },
                 Requested::Again(after) => pause = Some(after),
             }
         }
         self.give_up().await;
+    }
+
+    /// Waits until the store has room for a request. `None` if no waiter is left, or the pool closes.
+    async fn admit(&self) -> Option<AdmissionSlot> {
+        if !self.core.queue.has_waiter(self.permit.key()) {
+            return None;
+        }
+        tokio::select! {
+            biased;
+            slot = self.core.admit(1) => Some(slot),
+            () = self.core.tracker.closing() => None,
+        }
     }
 
     /// Waits for `pause`, or for a notification. `false` if the pool closes.
@@ -173,8 +174,8 @@ impl AcquireTask {
         let mut until = core.clock().now() + pause;
         loop {
             // This includes a notification that came before this task was known to the queue: the first request had no task.
-            if let Some(wake_at) = core.queue.take_wake_time(self.permit.key()) {
-                until = until.min(wake_at);
+            if let Some(due) = self.wake.take_due() {
+                until = until.min(due);
             }
             tokio::select! {
                 biased;
@@ -185,8 +186,8 @@ impl AcquireTask {
         }
     }
 
-    /// Sends one request for `head`.
-    async fn request(&mut self, head: &HeadInfo, sent: Instant) -> Requested {
+    /// Sends one request for `head`, in the room of `slot`.
+    async fn request(&mut self, slot: AdmissionSlot, head: &HeadInfo, sent: Instant) -> Requested {
         let core = self.core.clone();
         let (spec, policy) = (&head.spec, &head.spec.policy);
         let mut request = self.attempts.request(spec);
@@ -199,10 +200,10 @@ impl AcquireTask {
         }
         let limit = time_limit(core.time_limits(), policy, head.deadline, sent);
         core.queue.record_answer(&spec.store_keys, &LastAnswer::Pending(sent));
-        let mut answers = core.acquire(&[request], sent, limit).await;
+        let mut answers = core.acquire(slot, &[request], sent, limit).await;
         let now = core.clock().now();
         match self.attempts.on_answer(policy, sent, now, limit, answers.pop()) {
-            Answer::Granted { fences, contended } => Requested::Granted { fences, contended },
+            Answer::Granted(granted) => Requested::Granted(granted),
             Answer::Contended { expires_in, retry_after, .. } => {
                 self.failing_since = None;
                 if self.reported.replace(head.id) != Some(head.id) {
@@ -241,23 +242,17 @@ impl AcquireTask {
     }
 
     /// Gives the grant to `head`, or to the next waiter that it fits as well.
-    fn deliver(
-        mut self,
-        head: &HeadInfo,
-        sent: Instant,
-        fences: Option<Fences>,
-        contended: Option<bool>,
-    ) -> Delivery {
+    fn deliver(mut self, head: &HeadInfo, granted: Granted) -> Delivery {
         let policy = &head.spec.policy;
         let fits = |spec: &LockSpec| spec.policy.requests_like(policy);
         let Some(entry) = self.core.queue.take_head(self.permit.key(), head.id, fits) else {
             self.attempts.on_unused_grant();
             return Delivery::NoWaiter(Box::new(self));
         };
-        let granted = self.attempts.grant(policy, sent, fences, self.permit);
+        let contention = granted.contention;
+        let grant = self.attempts.grant(policy, granted, self.permit);
         if let WaitFor::Lock(waiter) = entry.wait_for {
-            let contention = Contention::of_answer(contended);
-            let lease = grant::lease(&self.core, waiter.spec, granted, entry.since, contention);
+            let lease = grant::lease(&self.core, waiter.spec, grant, entry.since, contention);
             grant::deliver(&self.core, lease, waiter.reply);
         }
         Delivery::Done

@@ -216,11 +216,11 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
     let now = Clock::Boot.now();
     let wake = queues.set_owner(&KEY, asking);
     assert!(!queues.promote(KEY.as_str(), &holding, now), "another owner token");
-    assert_eq!(queues.take_wake_time(&KEY), None);
+    assert_eq!(wake.take_due(), None);
     assert!(queues.promote(KEY.as_str(), &asking, now));
-    assert_eq!((queues.take_wake_time(&KEY), queues.take_wake_time(&KEY)), (Some(now), None));
+    assert_eq!((wake.take_due(), wake.take_due()), (Some(now), None));
     assert_eq!(woken(&queues, KEY.as_str()), None, "no holder");
-    assert_eq!(queues.take_wake_time(&KEY), Some(Instant::ORIGIN));
+    assert_eq!(wake.take_due(), Some(Instant::ORIGIN));
     let mut notified = pin!(wake.notified());
     assert!(notified.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     let holder = Holder { lease: 7, owner: holding, since: now };
@@ -253,20 +253,39 @@ fn a_lease_of_several_keys_is_the_holder_of_each() {
 }
 
 #[test]
-fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_lock_that_is_only_held() {
+fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_held_lock() {
     let owner = Owner::random().unwrap();
     let in_flight = with_permit_out(10);
     assert_eq!(woken(&in_flight, KEY.as_str()), None, "no holder");
-    in_flight.set_owner(&KEY, owner);
-    assert_eq!(in_flight.take_wake_time(&KEY), Some(Instant::ORIGIN));
+    assert_eq!(in_flight.set_owner(&KEY, owner).take_due(), Some(Instant::ORIGIN));
     let held = with_permit_out(10);
+    // Of the request that is granted.
+    assert_eq!(woken(&held, KEY.as_str()), None);
     let holder = Holder { lease: 7, owner, since: Clock::Boot.now() };
     held.set_holder(&[KEY], holder, Contention::None);
+    let ids = [(); 2].map(|()| enqueued(&held, &TestWaiter::new("k", false)));
     assert_eq!(woken(&held, KEY.as_str()), Some(7));
-    enqueued(&held, &TestWaiter::new("k", false));
-    assert_eq!(held.take_wake_time(&KEY), None, "its request is sent later");
-    assert_eq!(woken(&held, KEY.as_str()), Some(7));
-    assert_eq!(held.take_wake_time(&KEY), Some(Instant::ORIGIN));
+    held.cancel(&KEY, ids[0]);
+    held.begin_release(&KEY, None, holder.since, ExpectedHolders::default);
+    assert_eq!(
+        held.set_owner(&KEY, owner).take_due(),
+        None,
+        "its request is sent after the release"
+    );
+}
+
+/// A release that goes on with the requests of the next waiter keeps the permit.
+#[test]
+fn a_released_lease_is_no_longer_the_holder() {
+    let queues = with_permit_out(10);
+    let [former, next] = [(); 2].map(|()| Owner::random().unwrap());
+    let holder = Holder { lease: 7, owner: former, since: Clock::Boot.now() };
+    queues.set_holder(&[KEY], holder, Contention::None);
+    assert_eq!((queues.holder(&KEY), woken(&queues, KEY.as_str())), (Some(7), Some(7)));
+    let wake = queues.set_owner(&KEY, next);
+    assert_eq!((queues.holder(&KEY), woken(&queues, KEY.as_str())), (None, None));
+    assert_eq!(wake.take_due(), Some(Instant::ORIGIN), "the change is for the next request");
+    assert!(!queues.promote(KEY.as_str(), &former, holder.since));
 }
 
 #[test]
@@ -274,12 +293,12 @@ fn a_barging_window_is_due_after_its_interval() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
     let later = now + INTERVAL + INTERVAL;
-    let plan = |at| queues.plan_release(&KEY, Some(INTERVAL), at, ExpectedHolders::default);
+    let plan = |at| queues.begin_release(&KEY, Some(INTERVAL), at, ExpectedHolders::default);
     assert!(matches!(plan(now), AfterRelease::NoWaiter));
     let id = enqueued(&queues, &TestWaiter::new("k", false));
     assert!(matches!(plan(now), AfterRelease::Successor(_)));
     assert!(matches!(
-        queues.plan_release(&KEY, None, later, ExpectedHolders::default),
+        queues.begin_release(&KEY, None, later, ExpectedHolders::default),
         AfterRelease::Successor(_)
     ));
     let hand_off =
@@ -291,7 +310,7 @@ fn a_barging_window_is_due_after_its_interval() {
     assert_eq!(hand_off(later + INTERVAL).unwrap().0.id, id);
     let other = Key::from_static("other");
     assert!(matches!(
-        queues.plan_release(&other, Some(INTERVAL), later, ExpectedHolders::default),
+        queues.begin_release(&other, Some(INTERVAL), later, ExpectedHolders::default),
         AfterRelease::NoWaiter
     ));
 }
@@ -312,7 +331,7 @@ fn the_next_grant_is_expected_to_have_as_many_holders_as_the_last_one_unless_tha
     for (holders, expected) in
         [(AtLeast(8), 7), (AtLeast(2), 2), (Exactly(2), 1), (Exactly(8), 7), (Exactly(0), 0)]
     {
-        queues.plan_release(&KEY, None, now, || holders);
+        queues.begin_release(&KEY, None, now, || holders);
         assert_eq!(successors(), expected, "after {holders:?}");
     }
 }
@@ -387,11 +406,12 @@ fn the_head_is_what_its_caller_asks_for_and_counts_its_requests() {
 #[test]
 fn the_next_request_is_sent_at_once_when_the_first_waiter_leaves() {
     let queues = with_permit_out(10);
+    let wake = queues.set_owner(&KEY, Owner::random().unwrap());
     let ids = [(); 3].map(|()| enqueued(&queues, &TestWaiter::new("k", false)));
     queues.cancel(&KEY, ids[1]);
-    assert_eq!(queues.take_wake_time(&KEY), None, "it was not the first");
+    assert_eq!(wake.take_due(), None, "it was not the first");
     queues.cancel(&KEY, ids[0]);
-    assert_eq!(queues.take_wake_time(&KEY), Some(Instant::ORIGIN));
+    assert_eq!(wake.take_due(), Some(Instant::ORIGIN));
     assert_eq!(queues.begin_request(&KEY).unwrap().id, ids[2]);
 }
 
@@ -424,15 +444,15 @@ fn contention_is_known_from_the_grant_and_stays_until_the_next_owner() {
 fn a_promotion_wakes_the_request_for_several_keys_that_has_the_token() {
     let queues = with_permit_out(10);
     let owners = [(); 2].map(|()| Owner::random().unwrap());
-    let wake = Arc::default();
+    let wakes = [(); 2].map(|()| Arc::<WakeSignal>::default());
     for (id, owner) in owners.iter().enumerate() {
-        queues.register(&[KEY], id as u64, *owner, &wake);
+        queues.register(&[KEY], id as u64, *owner, &wakes[id]);
     }
     let now = Clock::Boot.now();
     assert!(queues.promote(KEY.as_str(), &owners[1], now));
-    assert_eq!([0, 1].map(|id| queues.take_wake_times(&[KEY], id)), [None, Some(now)]);
+    assert_eq!(wakes.each_ref().map(|wake| wake.take_due()), [None, Some(now)]);
     assert!(!queues.promote(KEY.as_str(), &Owner::random().unwrap(), now));
-    assert_eq!([0, 1].map(|id| queues.take_wake_times(&[KEY], id)), [None, None]);
+    assert_eq!(wakes.each_ref().map(|wake| wake.take_due()), [None, None]);
 }
 
 #[test]
@@ -476,7 +496,7 @@ fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
         assert_eq!(error.kind(), kind);
         assert!(error.to_string().contains(text), "{error}");
     };
-    let plan = || queues.plan_release(&KEY, None, Clock::Boot.now(), ExpectedHolders::default);
+    let plan = || queues.begin_release(&KEY, None, Clock::Boot.now(), ExpectedHolders::default);
     for mark in
         [&|| queues.mark_releasing(std::slice::from_ref(&KEY)), &|| drop(plan())] as [&dyn Fn(); 2]
     {
@@ -517,8 +537,8 @@ fn a_wait_that_is_over_leaves_no_deadline() {
     let ends: [&dyn Fn(u64); 5] = [
         &|id| queues.cancel(&KEY, id),
         &|id| drop(queues.take_head(&KEY, id, |_| false)),
-        &|_| drop(queues.hand_off(&KEY, None, || params.now, |_, _, _| Some((holder(), ())))),
-        &|_| drop(queues.reject_expired(&KEY, params.now, |_, _| true)),
+        &|_| drop(queues.hand_off(&KEY, None, || params.since, |_, _, _| Some((holder(), ())))),
+        &|_| drop(queues.reject_expired(&KEY, params.since, |_, _| true)),
         &|_| drop(queues.reject_all(&[KEY], &LockError::pool_closed())),
     ];
     for (n, end) in ends.into_iter().enumerate() {
@@ -559,27 +579,45 @@ async fn a_waiter_is_rejected_at_its_deadline() {
     expiry.abort();
 }
 
-/// The keys with a linger that is over now, and whether this check ended it.
-fn lingered(queues: &WaitQueues<TestWaiter>) -> Vec<(Key, bool)> {
+/// The lease of the lock that lingers in these tests.
+const IDLE: u64 = 7;
+
+/// Queues where a lease of this number holds the key.
+fn held_queues() -> WaitQueues<TestWaiter> {
+    let queues = with_permit_out(10);
+    hold(&queues, &KEY, Contention::None);
+    queues
+}
+
+fn hold(queues: &WaitQueues<TestWaiter>, key: &Key, contention: Contention) {
+    let owner = Owner::random().unwrap();
+    let holder = Holder { lease: IDLE, owner, since: Clock::Boot.now() };
+    queues.set_holder(std::slice::from_ref(key), holder, contention);
+}
+
+/// The leases whose linger is over now.
+fn lingered(queues: &WaitQueues<TestWaiter>) -> Vec<u64> {
     let mut due = pin!(queues.lingered());
     match due.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(keys) => keys,
+        Poll::Ready(leases) => leases,
         Poll::Pending => Vec::new(),
     }
 }
 
 #[tokio::test]
 async fn a_lock_lingers_until_the_next_request_of_the_process() {
-    let queues = with_permit_out(10);
+    let queues = held_queues();
     let now = Clock::Boot.now();
     let later = now + Duration::from_secs(60);
-    assert!(queues.may_linger(&KEY, true, None, now) && queues.begin_linger(&KEY, true, later));
+    assert!(
+        queues.may_linger(&KEY, true, None, now) && queues.begin_linger(&KEY, IDLE, true, later)
+    );
     assert!(lingered(&queues).is_empty());
     // A single try too.
     let single = WaitParams::new(now, Wait::For(Duration::ZERO));
     let enqueued = queues.enqueue(&KEY, &single, TestWaiter::new("k", false)).unwrap().1;
-    assert!(matches!(enqueued, Enqueued::Lingering(_)), "{enqueued:?}");
-    assert!(!queues.end_linger(&KEY), "it belongs to that request");
+    assert!(matches!(enqueued, Enqueued::Lingering(_, IDLE)), "{enqueued:?}");
+    assert_eq!(queues.end_linger(&KEY), None, "it belongs to that request");
     let enqueued = queues.enqueue(&KEY, &single, TestWaiter::new("k", false));
     assert_eq!(enqueued.unwrap_err().kind(), ErrorKind::Conflict);
 }
@@ -607,51 +645,53 @@ async fn a_lock_does_not_linger_while_something_waits_for_it() {
     };
     for kind in 0..5 {
         // Before the linger begins.
-        let queues = with_permit_out(10);
+        let queues = held_queues();
         behind(&queues, kind);
         assert!(!queues.may_linger(&KEY, true, None, now), "{kind}");
-        assert!(!queues.begin_linger(&KEY, true, later), "{kind}");
+        assert!(!queues.begin_linger(&KEY, IDLE, true, later), "{kind}");
         // While it lasts. A request for only this key takes the lock itself.
         if kind > 0 {
-            let queues = with_permit_out(10);
-            assert!(queues.begin_linger(&KEY, true, later));
+            let queues = held_queues();
+            assert!(queues.begin_linger(&KEY, IDLE, true, later));
             behind(&queues, kind);
-            assert_eq!(lingered(&queues), [(KEY, true)], "{kind}");
-            assert!(!queues.end_linger(&KEY), "{kind}");
+            assert_eq!(lingered(&queues), [IDLE], "{kind}");
+            assert_eq!(queues.end_linger(&KEY), None, "{kind}");
         }
     }
-    let queues = with_permit_out(10);
+    let queues = held_queues();
     assert!(!queues.may_linger(&KEY, true, Some(Duration::ZERO), now), "a barging window is due");
-    queues.set_holder(
-        &[KEY],
-        Holder { lease: 7, owner: Owner::random().unwrap(), since: now },
-        Contention::Unknown,
-    );
+    assert!(!queues.begin_linger(&KEY, IDLE + 1, true, later), "another lease holds it");
+    hold(&queues, &KEY, Contention::Unknown);
     assert!(queues.may_linger(&KEY, true, None, now), "a store that says nothing may notify");
-    assert!(!queues.may_linger(&KEY, false, None, now) && !queues.begin_linger(&KEY, false, later));
+    assert!(
+        !queues.may_linger(&KEY, false, None, now)
+            && !queues.begin_linger(&KEY, IDLE, false, later)
+    );
     queues.close();
-    assert!(!queues.may_linger(&KEY, true, None, now) && !queues.begin_linger(&KEY, true, later));
+    assert!(
+        !queues.may_linger(&KEY, true, None, now) && !queues.begin_linger(&KEY, IDLE, true, later)
+    );
 }
 
 #[tokio::test]
-async fn a_linger_that_ends_leaves_no_timer_and_one_that_is_lost_does() {
-    let queues = with_permit_out(10);
+async fn a_linger_that_ends_leaves_no_timer() {
+    let queues = held_queues();
     let now = Clock::Boot.now();
     let later = now + Duration::from_secs(60);
-    assert!(queues.begin_linger(&KEY, true, now));
-    assert!(queues.end_linger(&KEY));
+    assert!(queues.begin_linger(&KEY, IDLE, true, now));
+    assert_eq!(queues.end_linger(&KEY), Some(IDLE));
     assert!(lingered(&queues).is_empty());
-    assert!(queues.begin_linger(&KEY, true, now));
+    assert!(queues.begin_linger(&KEY, IDLE, true, now));
     let single = WaitParams::new(now, Wait::For(Duration::ZERO));
     let taken = queues.enqueue(&KEY, &single, TestWaiter::new("k", false)).unwrap().1;
-    assert!(matches!(taken, Enqueued::Lingering(_)), "{taken:?}");
-    assert!(queues.begin_linger(&KEY, true, later));
+    assert!(matches!(taken, Enqueued::Lingering(_, IDLE)), "{taken:?}");
+    assert!(queues.begin_linger(&KEY, IDLE, true, later));
     assert!(lingered(&queues).is_empty());
-    assert!(queues.end_linger(&KEY));
+    assert_eq!(queues.end_linger(&KEY), Some(IDLE));
     // Its lease was lost.
-    assert!(queues.begin_linger(&KEY, true, now));
+    assert!(queues.begin_linger(&KEY, IDLE, true, now));
     assert!(queues.pass(&[KEY]).is_empty());
-    assert_eq!(lingered(&queues), [(KEY, false)]);
+    assert!(lingered(&queues).is_empty() && queues.end_all_lingers().is_empty());
 }
 
 #[tokio::test]
@@ -660,14 +700,18 @@ async fn locks_that_linger_until_the_same_moment_all_end() {
     let keys = ["a", "b", "c"].map(Key::from_static);
     for key in &keys {
         queues.enqueue(key, &forever(), TestWaiter::new("k", false)).unwrap();
+        hold(&queues, key, Contention::None);
     }
     let now = Clock::Boot.now();
     for key in &keys {
-        assert!(queues.begin_linger(key, true, now));
+        assert!(queues.begin_linger(key, IDLE, true, now));
     }
-    let mut ended = lingered(&queues);
-    ended.sort();
-    assert_eq!(ended, keys.map(|key| (key, true)));
+    assert_eq!(lingered(&queues), [IDLE; 3]);
+    assert!(keys.iter().all(|key| queues.end_linger(key).is_none()));
+    for key in &keys {
+        assert!(queues.begin_linger(key, IDLE, true, now + Duration::from_secs(60)));
+    }
+    assert_eq!((queues.end_all_lingers(), lingered(&queues)), (vec![IDLE; 3], Vec::new()));
 }
 
 /// With a search through all others it is 45 billion steps.

@@ -209,7 +209,7 @@ async fn a_hold_is_handed_on_with_all_that_is_left_of_it() {
     let clock = clock().await;
     let spec = spec_of(plain());
     let mut grant = grant_of(&spec, clock);
-    let (owner, since) = (grant.owner, grant.since);
+    let (owner, since) = (grant.owner, grant.sent);
     grant.permit = Some(permit(&Arc::default()));
     pass(ms(5)).await;
     let first = lease_of(spec, grant, clock);
@@ -223,7 +223,7 @@ async fn a_hold_is_handed_on_with_all_that_is_left_of_it() {
     assert!(first.transfer(&spec_of(plain()), clock.now()).is_none(), "once");
     let second = lease_of(spec_of(plain()), grant, clock);
     assert!(second.has_permit());
-    assert_eq!((second.owner, second.granted_to_process_at), (owner, since));
+    assert_eq!((second.owner, second.grant_sent_at), (owner, since));
     assert_eq!(second.granted_at, clock.now());
     assert_eq!((second.due(), second.valid_until()), (due, until));
     assert_eq!(second.stored_until(), stored);
@@ -358,14 +358,14 @@ async fn a_release_waits_for_the_renewal_in_flight_and_a_lost_one_too() {
         renew(&lease);
         assert!(!is_lost || lease.lose(Loss::Taken));
         assert!(lease.begin_release() && !lease.begin_release());
-        assert!(!lease.is_settled() && !lease.is_held());
+        assert!(!lease.may_send_release() && !lease.is_held());
         assert_eq!(lease.due(), None);
         let waker = Waker::from(task.clone());
-        let mut settled = pin!(lease.settled());
+        let mut settled = pin!(lease.until_release_may_be_sent());
         assert!(settled.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         let now = clock.now() + secs(3);
         answer(&lease, now);
-        assert_eq!((task.woken(), lease.is_settled()), (1, true));
+        assert_eq!((task.woken(), lease.may_send_release()), (1, true));
         assert!(settled.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
         assert_eq!((lease.stored_until(), lease.due()), (now + TTL, None));
         assert!(!lease.begin_release() && !lease.lose(Loss::Taken));
@@ -378,10 +378,10 @@ async fn a_release_without_a_renewal_in_flight_is_sent_at_once() {
     for is_lost in [false, true] {
         let lease = granted(plain(), clock);
         assert!(!is_lost || lease.lose(Loss::Taken));
-        assert!(lease.is_settled());
+        assert!(lease.may_send_release());
         assert!(lease.begin_release());
-        assert!(lease.is_settled());
-        let mut settled = pin!(lease.settled());
+        assert!(lease.may_send_release());
+        let mut settled = pin!(lease.until_release_may_be_sent());
         assert!(settled.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }
     // Lost while a renewal is in flight, and answered before the release.
@@ -390,7 +390,7 @@ async fn a_release_without_a_renewal_in_flight_is_sent_at_once() {
     assert!(lease.lose(Loss::Taken) && !lease.lose(Loss::Expired));
     lease.on_not_held(clock.now());
     assert_eq!(lease.due(), None);
-    assert!(lease.begin_release() && lease.is_settled());
+    assert!(lease.begin_release() && lease.may_send_release());
 }
 
 #[tokio::test(start_paused = true)]

@@ -38,7 +38,7 @@ fn answer(
 fn retry_after(answer: &Answer) -> Duration {
     match answer {
         Answer::Contended { retry_after, .. } | Answer::Failed { retry_after, .. } => *retry_after,
-        Answer::Granted { .. } => panic!("the request was granted"),
+        Answer::Granted(_) => panic!("the request was granted"),
     }
 }
 
@@ -47,7 +47,12 @@ fn a_timely_grant_is_granted_with_its_fences() {
     let (mut attempts, policy) = (attempts(), plain());
     let outcome = AcquireOutcome::acquired(Some(Fence::new(7))).with_reserved_fences(2);
     let granted = answer(&mut attempts, &policy, Ok(outcome.with_contended(true)));
-    let Answer::Granted { fences: Some(mut fences), contended: Some(true) } = granted else {
+    let Answer::Granted(Granted {
+        sent: _,
+        fences: Some(mut fences),
+        contention: Contention::Known,
+    }) = granted
+    else {
         panic!("{granted:?}");
     };
     let taken: Vec<_> = std::iter::from_fn(|| fences.take()).map(Fence::get).collect();
@@ -64,7 +69,7 @@ fn a_grant_counts_until_validity_ends_and_is_ambiguous_after() {
         let mut attempts = attempts();
         let granted = AcquireOutcome::acquired(None);
         let answer = attempts.on_answer(&policy, at(1_000), now, ms(500), Some(Ok(granted)));
-        assert_eq!(matches!(answer, Answer::Granted { .. }), is_granted, "{now:?}");
+        assert_eq!(matches!(answer, Answer::Granted(_)), is_granted, "{now:?}");
         assert_eq!(attempts.has_no_side_effects(), is_granted, "{now:?}");
         let until = (!is_granted).then(|| at(1_000) + TTL);
         assert_eq!(attempts.ambiguous_until, until, "{now:?}");

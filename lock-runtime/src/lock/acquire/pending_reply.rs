@@ -1,4 +1,4 @@
-//! The task that waits for the lease of a request for several keys.
+//! The reply of a request for several keys, until its task has it.
 
 use tokio::sync::oneshot;
 
@@ -6,10 +6,10 @@ use crate::base::error::LockError;
 use crate::exec::panic_boundary;
 use crate::lock::waiter::LeaseReply;
 
-/// The task that waits for the lease, until it gets its result.
-pub(super) struct Caller(Option<LeaseReply>);
+/// The reply to the task that waits for the lease, until it has its result.
+pub(super) struct PendingReply(Option<LeaseReply>);
 
-impl Caller {
+impl PendingReply {
     pub(super) const fn new(reply: LeaseReply) -> Self {
         Self(Some(reply))
     }
