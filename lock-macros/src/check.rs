@@ -23,6 +23,7 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
     signature(function, errors);
+    entry_point(args, function, errors);
     keys(args, function, params, errors);
     pool(args, params, errors);
     guard(args, params, errors);
@@ -59,10 +60,33 @@ fn signature(function: &Function, errors: &mut Errors) {
         help: where the function has to block, lock by hand: `let guard = handle.block_on(pool.lock(\"order:42\").acquire())?;`".to_owned();
     if function.mentions("block_on") {
         message.push_str(
-            "\nhelp: if this is an `async fn` under `#[tokio::main]` or `#[tokio::test]`, write `#[distributed_lock]` above that attribute",
+            "\nhelp: if this is an `async fn` under `#[tokio::main]` or `#[tokio::test]`, lock another `async fn` that it calls: its own body installs the pool",
         );
     }
     errors.push(sig.fn_token.span, message);
+}
+
+/// The lock of `main`, or of a test, would be requested before its body can install a pool.
+fn entry_point(args: &Args, function: &Function, errors: &mut Errors) {
+    if let Some(Pool::Given(_)) = &args.pool {
+        return;
+    }
+    for attr in &function.attrs {
+        let path = attr.path();
+        let is_of_runtime = path.segments.len() > 1
+            && path
+                .segments
+                .last()
+                .is_some_and(|last| last.ident == "main" || last.ident == "test");
+        if is_of_runtime {
+            let name = &function.sig.ident;
+            let message = format!(
+                "`{name}` would request its lock before its body can install a pool\n\
+                help: lock another `async fn`, and call it from `{name}`; `pool = expression` takes a pool that is there before"
+            );
+            errors.push_over(attr, message);
+        }
+    }
 }
 
 fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {

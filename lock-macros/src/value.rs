@@ -326,6 +326,11 @@ pub(crate) fn pool(value: Expr) -> Result<Pool> {
         Some(Lit::Str(name)) if name.value().is_empty() => {
             Err(Error::new(name.span(), "the pool's name is empty"))
         }
+        Some(Lit::Str(name)) if name.value().contains("://") => Err(Error::new(
+            name.span(),
+            "`pool` takes the name of an installed pool, not a URL\n\
+             help: the URL belongs in `lock_runtime::init(url)`, or in `LockPool::connect(url)` for a pool that is installed under a name",
+        )),
         Some(Lit::Str(name)) => Ok(Pool::Named(name.clone())),
         Some(_) => Err(Error::new_spanned(
             &value,

@@ -16,6 +16,73 @@ use lock_tests::history::now_ns;
 use lock_tests::runtimes::{current_thread, multi_thread};
 use lock_tests::{Monitor, RedisServer, eventually, in_own_process};
 
+/// A task pays for its body once, and a thread's stack for few copies of it.
+#[tokio::test]
+async fn a_call_with_a_lock_is_hardly_larger_than_its_body() {
+    const BODY: usize = 100_000;
+    let pool = LockPool::connect("memory://").await.unwrap();
+    let run = pool.lock("k").run(async {
+        let bytes = [1_u8; BODY];
+        tokio::task::yield_now().await;
+        bytes.iter().map(|byte| usize::from(*byte)).sum::<usize>()
+    });
+    let size = size_of_val(&run);
+    assert!((BODY..BODY + 1_000).contains(&size), "{size} bytes");
+    assert_eq!(run.await.unwrap(), BODY);
+}
+
+/// rustc's help for an `.await` that does not compile is to remove it, which would hold no lock.
+#[tokio::test]
+async fn an_awaited_request_is_an_acquire() {
+    let pool = LockPool::connect("memory://").await.unwrap();
+    let guard = pool.lock("k").await.unwrap();
+    assert!(pool.lock("k").try_acquire().await.unwrap().is_none());
+    drop(guard);
+    drop(pool.lock("k").wait(Duration::from_secs(10)).await.unwrap());
+}
+
+/// The caller keeps the future of the call, but not the body nor the lock.
+#[tokio::test]
+async fn a_body_that_is_cancelled_is_dropped_as_the_result_is_ready() {
+    let pool = LockPool::connect("memory://").await.unwrap();
+    let body = Arc::new(());
+    let captured = body.clone();
+    let mut run = pin!(pool.lock("k").run(async move {
+        let _captured = captured;
+        pending::<()>().await;
+    }));
+    assert!(run.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let shutdown = pool.shutdown(Duration::ZERO);
+    let (ended, report) = tokio::join!(run.as_mut(), shutdown);
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::PoolClosed);
+    assert_eq!(Arc::strong_count(&body), 1);
+    assert_eq!((report.released, report.abandoned), (1, 0));
+}
+
+/// Before the release, as an `async` block drops what it has captured.
+#[tokio::test]
+async fn a_body_that_has_completed_is_dropped_before_the_release() {
+    struct Body<'a>(&'a LockPool);
+
+    impl Future for Body<'_> {
+        type Output = ();
+
+        fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+            Poll::Ready(())
+        }
+    }
+
+    impl Drop for Body<'_> {
+        fn drop(&mut self) {
+            assert_eq!(self.0.snapshot().held.len(), 1, "the lock is released");
+        }
+    }
+
+    let pool = LockPool::connect("memory://").await.unwrap();
+    pool.lock("k").run(Body(&pool)).await.unwrap();
+    assert!(pool.snapshot().held.is_empty());
+}
+
 fn on_redis(api: Api) -> (Arc<RedisServer>, Arc<Scene>) {
     let server = Arc::new(RedisServer::start());
     let looked_at = server.clone();

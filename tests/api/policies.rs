@@ -667,6 +667,22 @@ mod waits {
         }
         held.release().await.unwrap();
     }
+
+    /// Which sends no request to count.
+    #[tokio::test(start_paused = true)]
+    async fn no_retries_is_one_try_behind_a_task_of_the_same_pool_too() {
+        let (pool, faults) = on_virtual_time("memory://", |it| it).await;
+        let held = pool.lock_all(["t", "u"]).acquire().await.unwrap();
+        let (began, sent) = (tokio::time::Instant::now(), faults.count(Operation::Acquire));
+        for keys in [&["t"][..], &["t", "u"]] {
+            let error =
+                pool.lock_all(keys.iter().copied()).retry_count(0).acquire().await.unwrap_err();
+            let text = error.to_string();
+            assert!(error.is_conflict() && text.contains("in 1 attempt (lock"), "{text}");
+        }
+        assert_eq!((began.elapsed(), faults.count(Operation::Acquire)), (Duration::ZERO, sent));
+        held.release().await.unwrap();
+    }
 }
 
 mod shapes {

@@ -8,6 +8,8 @@ use std::future::pending;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use lock_runtime::backend::FailureKind;
+use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, ShutdownReport, distributed_lock};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Direction, named};
@@ -298,6 +300,34 @@ async fn with_a_dead_store(strike: impl Fn(&RedisServer)) {
     let ended = timeout(PROMPT, bodies.join_all()).await.expect("bodies are stopped all the same");
     ended.into_iter().for_each(is_shutdown);
     server.resume();
+}
+
+/// As if a connection had ended with the request, and another one before it was sent.
+#[tokio::test]
+async fn a_forced_release_that_fails_is_repeated() {
+    for (n, fault) in [Fault::Fail(FailureKind::NotApplied), Fault::Fail(FailureKind::MaybeApplied)]
+        .into_iter()
+        .enumerate()
+    {
+        let url = format!("memory://forced-{n}");
+        let (store, faults) = FaultyBackend::new(open_backend(&url).await.unwrap());
+        let pool = LockPool::with_backend(store).connect().await.unwrap();
+        let other =
+            LockPool::with_backend(open_backend(&url).await.unwrap()).connect().await.unwrap();
+        let guards = [
+            pool.lock("order:1").acquire().await.unwrap(),
+            pool.lock("order:2").acquire().await.unwrap(),
+        ];
+        for fault in [fault, Fault::Fail(FailureKind::NotApplied)] {
+            faults.plan(Operation::Release, fault);
+        }
+        let report = pool.shutdown(Duration::ZERO).await;
+        assert_eq!((report.released, report.abandoned), (2, 0), "{fault:?}");
+        for guard in &guards {
+            let free = other.lock(guard.key().clone()).try_acquire().await.unwrap();
+            assert!(free.is_some(), "{fault:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use lock_runtime::backend::{
     LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use lock_runtime::testing::{self, Fault, FaultyBackend, Operation};
-use lock_runtime::{LockPool, PoolBuilder};
+use lock_runtime::{ErrorKind, LockPool, PoolBuilder};
 use lock_tests::prelude::*;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -187,6 +187,33 @@ async fn acquires_wait_in_the_process_for_room_at_a_paced_store() {
             error.to_string().contains("ahead of this one")
         });
         assert_eq!(in_process.count(), TASKS - sent, "{keys} keys");
+    }
+}
+
+/// For one key and for several. What is in flight is awaited; what was not sent is neither sent nor awaited.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_the_wait_for_room_at_a_paced_store() {
+    const TASKS: usize = 1_000;
+    for keys in [1, 2] {
+        let (store, builder) = store(SilentAtAcquires);
+        let pool = builder.connect().await.unwrap();
+        let mut tasks = JoinSet::new();
+        for task in 0..TASKS {
+            let keys = (0..keys).map(|key| format!("{task}:{key}"));
+            tasks.spawn(pool.lock_all(keys).fencing(false).wait(MINUTE).acquire());
+        }
+        sleep(ms(100)).await;
+        let sent = store.0.acquires.load(Ordering::Relaxed);
+        let shutdown = pool.shutdown(Duration::ZERO);
+        let unsent = async {
+            for _ in sent..TASKS {
+                let error = tasks.join_next().await.unwrap().unwrap().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::PoolClosed, "{error}");
+            }
+        };
+        let (ended, _) = tokio::join!(timeout(ms(50), unsent), shutdown);
+        assert!(ended.is_ok(), "{} of {TASKS} of {keys} keys, {sent} sent", tasks.len());
+        assert_eq!(store.0.acquires.load(Ordering::Relaxed), sent, "{keys} keys");
     }
 }
 

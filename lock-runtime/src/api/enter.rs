@@ -15,6 +15,7 @@ use crate::base::call_site::{CallOptions, LockLabel};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
+use crate::base::options::LockOptions;
 use crate::base::policy::Policy;
 use crate::lease::held_lease::HeldLease;
 use crate::lock::acquire::{PendingAcquire, acquire};
@@ -73,6 +74,8 @@ pub struct Entering(EnterState);
 
 #[derive(Debug)]
 enum EnterState {
+    /// Nothing has happened before the first poll.
+    NotStarted(Option<Box<(LockCall, LockOptions)>>),
     /// `None` once it has been received.
     Decided(Option<Result<Entered, LockError>>),
     Acquiring {
@@ -83,6 +86,11 @@ enum EnterState {
 }
 
 impl Entering {
+    /// A call that starts when it is polled.
+    pub(crate) fn lazy(call: LockCall, options: LockOptions) -> Self {
+        Self(EnterState::NotStarted(Some(Box::new((call, options)))))
+    }
+
     /// A call that may run its body.
     pub fn entered(entered: Entered) -> Self {
         Self(EnterState::Decided(Some(Ok(entered))))
@@ -98,13 +106,20 @@ impl Future for Entering {
     type Output = Result<Entered, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let EnterState::NotStarted(call) = &mut self.0
+            && let Some((call, options)) = call.take().map(|call| *call)
+        {
+            *self = enter(call, CallOptions::Given(&options));
+        }
         match &mut self.0 {
+            // Only after a panic in the start.
+            EnterState::NotStarted(_) => Poll::Pending,
             EnterState::Decided(entered) => entered.take().map_or(Poll::Pending, Poll::Ready),
             EnterState::Acquiring { acquiring, .. } => {
                 let lease = ready!(Pin::new(acquiring).poll(cx));
                 match std::mem::replace(&mut self.0, EnterState::Decided(None)) {
                     EnterState::Acquiring { pending, .. } => Poll::Ready(conclude(pending, lease)),
-                    EnterState::Decided(_) => Poll::Pending,
+                    EnterState::NotStarted(_) | EnterState::Decided(_) => Poll::Pending,
                 }
             }
         }
@@ -140,8 +155,11 @@ fn check_pass(
     if !holder.is_held() {
         return Err(holder.end_error());
     }
-    if !policy.reentrant || !keys.iter().all(|key| holder.keys().contains(key)) {
-        return Err(reentrant());
+    if !policy.reentrant {
+        return Err(not_reentrant());
+    }
+    if !keys.iter().all(|key| holder.keys().contains(key)) {
+        return Err(not_all_held());
     }
     if shows_guard && policy.fencing && !holder.lease().spec.policy.fencing {
         return Err(unfenced());
@@ -150,13 +168,16 @@ fn check_pass(
 }
 
 /// Without the keys, which [`LockError::keys`] has: events show the text.
+const HOLDS_KEY: &str = "this task already holds a lock of the same key, and would wait for itself";
+
 #[cold]
-fn reentrant() -> LockError {
-    LockError::new(
-        ErrorKind::WouldDeadlock,
-        "this task already holds a lock of the same key, and would wait for itself",
-    )
-    .remedy("call the inner function outside the locked one, or write `reentrant = true` on it to let it pass")
+fn not_reentrant() -> LockError {
+    LockError::new(ErrorKind::WouldDeadlock, HOLDS_KEY).remedy("call the inner function outside the locked one, or write `reentrant = true` on it to let it pass")
+}
+
+#[cold]
+fn not_all_held() -> LockError {
+    LockError::new(ErrorKind::WouldDeadlock, HOLDS_KEY).remedy("a `reentrant` call passes only through one lock that has all of its keys: lock all of them in the outer call (`keys = [..]`)")
 }
 
 #[cold]

@@ -92,7 +92,7 @@ fn check_under(
     let Some(first) = found.first() else { return };
     for FoundInversion { inversion, .. } in found.iter().filter(|found| found.is_new) {
         let stacks = &inversion.stacks;
-        let (stack, opposite) = (shown(&stacks[..1]), shown(&stacks[1..]));
+        let (stack, opposite) = (shown(&stacks[..1]), shown_opposite(stacks));
         events::lock_order_inversion(label, core.name(), stack, opposite);
     }
     // A second panic would abort the program.
@@ -362,6 +362,15 @@ fn shown(stacks: &[Vec<LockedAt>]) -> String {
     stacks.iter().map(stack).collect::<Vec<_>>().join("; ")
 }
 
+/// The stacks after the first one. Two keys of one template have the same stack in both orders.
+fn shown_opposite(stacks: &[Vec<LockedAt>]) -> String {
+    let mut text = shown(&stacks[1..]);
+    if stacks[1..].iter().all(|stack| *stack == stacks[0]) {
+        text += " with the keys in the opposite order";
+    }
+    text
+}
+
 impl fmt::Display for LockedAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.name.as_deref().unwrap_or(self.template);
@@ -371,7 +380,8 @@ impl fmt::Display for LockedAt {
 
 impl fmt::Display for LockOrderInversion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "locks are nested in opposite orders: {}", shown(&self.stacks))
+        let (first, others) = (shown(&self.stacks[..1]), shown_opposite(&self.stacks));
+        write!(f, "locks are nested in opposite orders: {first}; {others}")
     }
 }
 

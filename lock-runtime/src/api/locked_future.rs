@@ -18,9 +18,30 @@ use crate::lease::held_lease::Releasing;
 use crate::lease::lease_state::Ending;
 use crate::lease::listener::Listener;
 
-/// `body` as an `async` block, which drops it as soon as it has completed: before the release.
-pub(crate) async fn block<F: Future>(body: F) -> F::Output {
-    body.await
+pin_project! {
+    /// A future that is dropped as soon as it has completed, like an `async` block. So a body is dropped before the release.
+    pub(crate) struct Fuse<F> {
+        #[pin]
+        body: Option<F>,
+    }
+}
+
+impl<F> Fuse<F> {
+    pub(crate) fn new(body: F) -> Self {
+        Self { body: Some(body) }
+    }
+}
+
+impl<F: Future> Future for Fuse<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let mut body = self.project().body;
+        let Some(running) = body.as_mut().as_pin_mut() else { return Poll::Pending };
+        let output = ready!(running.poll(cx));
+        body.set(None);
+        Poll::Ready(output)
+    }
 }
 
 impl Entering {

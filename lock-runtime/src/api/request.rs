@@ -1,14 +1,15 @@
 //! The programmatic API: builds a request for a lock, then sends it.
 
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::panic::Location;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::call_keys::CallKeys;
-use crate::api::enter::{LockCall, enter};
+use crate::api::enter::{Entering, LockCall, enter};
 use crate::api::guard::LockGuard;
-use crate::api::locked_future::block;
+use crate::api::locked_future::Fuse;
 use crate::base::call_site::{CallOptions, LockLabel};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -16,7 +17,7 @@ use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
 use crate::lock::core::PoolCore;
 
 /// A request for one or several locks, from [`LockPool::lock`](crate::LockPool::lock). Nothing is sent
-/// before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
+/// before [`acquire`](Self::acquire) or `.await`, which is the same, [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -28,11 +29,14 @@ use crate::lock::core::PoolCore;
 /// assert!(guard.is_held());
 /// assert!(pool.lock("order:42").try_acquire().await?.is_none());
 /// guard.release().await?;
+///
+/// let guard = pool.lock("order:43").await?;
+/// assert!(guard.is_held());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-#[must_use = "nothing is sent before `acquire`, `try_acquire` or `run`"]
+#[must_use = "nothing is sent before `acquire` or `.await`, `try_acquire` or `run`"]
 pub struct LockRequest {
     call: LockCall,
     options: LockOptions,
@@ -176,7 +180,8 @@ impl LockRequest {
         self.with(|options| options.retry_delay(delay))
     }
 
-    /// How many requests may follow the first one. Defaults to the pool's.
+    /// How many requests may follow the first one. With zero the call does not wait. A wait behind another task of this
+    /// process takes no requests, so that only [`wait`](Self::wait) ends it. Defaults to the pool's.
     pub fn retry_count(self, count: u32) -> Self {
         self.with(|options| options.retry_count(count))
     }
@@ -199,6 +204,9 @@ impl LockRequest {
     }
 
     /// Tries once. `None` if another owner holds the lock.
+    ///
+    /// The lock lasts as long as the guard: write `if let Some(_guard) = ..`. With `.is_some()` it is released before the block
+    /// runs.
     ///
     /// Cancel safe, like [`acquire`](Self::acquire).
     ///
@@ -229,8 +237,23 @@ impl LockRequest {
     /// # Errors
     /// Same as [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
     /// [`LockError::progress`] tells whether it had begun.
-    pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
+    pub fn run<F: Future>(
+        self,
+        body: F,
+    ) -> impl Future<Output = Result<F::Output, LockError>> + use<F> {
+        // Not an `async fn`: it would have a second copy of the body.
         let call = LockCall { shows_guard: false, ..self.call };
-        enter(call, CallOptions::Given(&self.options)).run(block(body)).await
+        // The outer one drops the body when it is cancelled, and the guard, as the result is ready.
+        Fuse::new(Entering::lazy(call, self.options).run(Fuse::new(body)))
+    }
+}
+
+/// `pool.lock("order:42").await` is [`acquire`](LockRequest::acquire).
+impl IntoFuture for LockRequest {
+    type Output = Result<LockGuard, LockError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.acquire())
     }
 }

@@ -57,18 +57,27 @@ pub fn template(
 pub fn constant_key(value: impl Into<Key>, parameters: &[&str]) -> Result<Key, LockError> {
     let key = value.into().checked()?;
     let text = key.as_str();
-    let names =
-        |name: &&&str| text.match_indices('<').any(|(at, _)| text[at + 1..].starts_with(**name));
-    match parameters.iter().find(names) {
-        Some(name) => Err(in_constant(text, name)),
+    let mut slots = text.match_indices('<').filter_map(|(at, _)| slot_of(&text[at..], parameters));
+    match slots.next() {
+        Some(slot) => Err(in_constant(text, slot)),
         None => Ok(key),
     }
 }
 
+/// The placeholder of one of `parameters` that `text` starts with, `<id>` or `<order.id>`.
+fn slot_of<'a>(text: &'a str, parameters: &[&str]) -> Option<&'a str> {
+    let is_slot = |name: &&str| {
+        let after = text.strip_prefix('<').and_then(|text| text.strip_prefix(*name));
+        after.is_some_and(|after| after.starts_with(['>', '.', '[']))
+    };
+    parameters.iter().find(|name| is_slot(name))?;
+    text.get(..=text.find('>')?)
+}
+
 #[cold]
-fn in_constant(text: &str, name: &str) -> LockError {
+fn in_constant(text: &str, slot: &str) -> LockError {
     let message =
-        format!("the constant has the text `<{name}`, and only a literal has placeholders");
+        format!("the constant has the text `{slot}`, and only a literal has placeholders");
     LockError::new(ErrorKind::InvalidKey, message)
         .remedy(format!("write `key = {text:?}` in the attribute"))
 }
@@ -287,10 +296,15 @@ mod tests {
     fn a_constant_has_no_placeholders() {
         assert_eq!(constant_key("order:all", &["id"]).unwrap().as_str(), "order:all");
         assert_eq!(constant_key("order:<all>", &["id"]).unwrap().as_str(), "order:<all>");
-        for text in ["order:<id>", "<a>:<id.0>"] {
+        assert_eq!(constant_key("<identity>:<id", &["id"]).unwrap().as_str(), "<identity>:<id");
+        for (text, slot) in
+            [("order:<id>", "<id>"), ("<a>:<id.0>", "<id.0>"), ("<identity>:<id[1]>", "<id[1]>")]
+        {
             let error = constant_key(text, &["other", "id"]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidKey);
-            assert!(error.to_string().contains(&format!("write `key = {text:?}`")), "{error}");
+            for part in [&format!("the text `{slot}`"), &format!("write `key = {text:?}`")] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
         }
     }
 

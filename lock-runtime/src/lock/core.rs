@@ -37,7 +37,7 @@ use crate::lease::renewal::{RenewalConfig, RenewalScheduler};
 use crate::lease::tracker::LeaseTracker;
 use crate::lock::acquire::attempt::TimeLimits;
 use crate::lock::admission::{Admission, AdmissionSlot};
-use crate::lock::linger;
+use crate::lock::linger_expiry;
 use crate::lock::outgoing::OutgoingBatch;
 use crate::lock::store_status::StoreStatus;
 use crate::lock::undo_queue::UndoQueue;
@@ -140,7 +140,7 @@ impl PoolCore {
                     drop(core.end_hold(lease, ReleaseMode::Background));
                 }
             };
-            let lingers = linger::expire(queue.clone(), tracker.clone(), release.clone());
+            let lingers = linger_expiry::expire(queue.clone(), tracker.clone(), release.clone());
             let renewal_config = RenewalConfig {
                 most_together: capabilities.most_renewals.max(1),
                 backend: config.backend.clone(),

@@ -4,7 +4,6 @@
 //! any other. The next call for the key takes it from there. Otherwise the end of the linger releases it: its time is over,
 //! or something else waits for the lock.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use crate::base::clock::Instant;
@@ -14,12 +13,10 @@ use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, LeaseOwner};
 use crate::lease::lease::Lease;
-use crate::lease::tracker::LeaseTracker;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::waiter::LockWaiter;
 use crate::queue::key_queue::Holder;
-use crate::queue::wait_queue::WaitQueues;
 
 /// What became of the lock of a hold that has ended.
 pub(super) enum LingerOutcome {
@@ -103,43 +100,9 @@ pub(super) fn make_way(core: &Arc<PoolCore>, keys: &[Key]) -> bool {
     any
 }
 
-/// Ends all lingers: the pool shuts down. None begins after its queues are closed.
+/// Ends all lingers: the pool shuts down. None begins after this.
 pub(super) fn end_all(core: &Arc<PoolCore>) {
     for idle in core.queue.end_all_lingers().into_iter().filter_map(|it| core.tracker.lease(it)) {
         drop(core.clone().end_hold(&idle, ReleaseMode::Background));
-    }
-}
-
-/// Calls `release` with each lease at the end of its linger. Runs on the driver for the life of the pool. If its runtime ends
-/// before, the leases end with their ttl, and the pool does not stay in memory for them.
-pub(super) fn expire(
-    queue: Arc<WaitQueues<LockWaiter>>,
-    tracker: Arc<LeaseTracker>,
-    release: impl Fn(&Arc<Lease>) + Send,
-) -> impl Future<Output = ()> + Send {
-    // Also if the runtime ends before it has polled this.
-    let lingers = DropPermitsOnDrop { queue, tracker };
-    async move {
-        loop {
-            for lease in lingers.queue.lingered().await {
-                if let Some(lease) = lingers.tracker.lease(lease) {
-                    release(&lease);
-                }
-            }
-        }
-    }
-}
-
-/// The permit of a lease keeps its pool.
-struct DropPermitsOnDrop {
-    queue: Arc<WaitQueues<LockWaiter>>,
-    tracker: Arc<LeaseTracker>,
-}
-
-impl Drop for DropPermitsOnDrop {
-    fn drop(&mut self) {
-        for lease in self.queue.end_all_lingers() {
-            drop(self.tracker.lease(lease).map(|lease| lease.take_permit()));
-        }
     }
 }

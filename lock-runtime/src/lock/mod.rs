@@ -7,6 +7,7 @@ mod dispatch;
 mod grant;
 pub(crate) mod hold;
 mod linger;
+mod linger_expiry;
 mod outgoing;
 mod release;
 pub(crate) mod shutdown;

@@ -317,7 +317,8 @@ async fn wait_for_renewals(core: &PoolCore, leases: &[Arc<Lease>]) {
     let _ = timeout(core.config.request_timeout, all).await;
 }
 
-/// Releases `leases` with one request, even while their holders run: the end of a shutdown.
+/// Releases `leases` together, even while their holders run: the end of a shutdown. What fails is repeated until one request timeout
+/// is over: a connection that has ended is soon replaced.
 pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>>) {
     leases.retain(|lease| lease.begin_release());
     if leases.is_empty() {
@@ -327,24 +328,56 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
         core.renewals.cancel(lease);
     }
     wait_for_renewals(core, &leases).await;
-    let request = |lease: &Arc<Lease>| end_of(lease, lease.locked_beside_holder());
+    let until = core.clock().now() + core.config.request_timeout;
+    let mut pause = Duration::from_millis(5);
+    let mut left: Vec<_> = leases.into_iter().map(|lease| (lease, false)).collect();
+    let count = u32::try_from(left.len()).unwrap_or(u32::MAX);
+    let mut limit =
+        core.store_call_timeout().saturating_add(TIME_PER_REQUEST.saturating_mul(count));
+    loop {
+        left = release_forced(core, left, limit, until.saturating_sub(pause)).await;
+        if left.is_empty() {
+            return;
+        }
+        core.clock().sleep_until(core.clock().now() + pause).await;
+        pause = (pause * 2).min(Duration::from_millis(80));
+        limit = limit.min(until.since(core.clock().now()));
+    }
+}
+
+/// Releases `leases` with one request, which may take `limit`. Each comes with whether an earlier one may have been applied. Returns those to try again, if
+/// it is not later than `until`.
+async fn release_forced(
+    core: &Arc<PoolCore>,
+    leases: Vec<(Arc<Lease>, bool)>,
+    limit: Duration,
+    until: Instant,
+) -> Vec<(Arc<Lease>, bool)> {
+    let request = |(lease, _): &(Arc<Lease>, bool)| end_of(lease, lease.locked_beside_holder());
     let requests: Vec<_> = leases.iter().map(request).collect();
-    let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
-    let limit = core.store_call_timeout().saturating_add(TIME_PER_REQUEST.saturating_mul(count));
     let outcomes = release_within(core, &requests, limit).await;
-    for (lease, outcome) in leases.iter().zip(outcomes) {
+    let now = core.clock().now();
+    let mut again = Vec::new();
+    for ((lease, may_be_applied), outcome) in leases.into_iter().zip(outcomes) {
         match outcome {
             Ok(outcome) => {
                 let was_held = outcome != ReleaseOutcome::NotHeld;
-                report_released(lease, was_held, was_held);
-                core.tracker.remove_ended(lease, true);
+                report_released(&lease, was_held, was_held || may_be_applied);
+                core.tracker.remove_ended(&lease, true);
             }
             Err(error) => {
                 lease.metrics.record(Measurement::Release(ReleaseResult::Failed));
-                report_given_up(core, lease, core.clock().now(), &error);
-                core.tracker.remove_ended(lease, false);
+                if error.kind() != FailureKind::Rejected && now <= until {
+                    let may_be_applied =
+                        may_be_applied || error.kind() == FailureKind::MaybeApplied;
+                    again.push((lease, may_be_applied));
+                    continue;
+                }
+                report_given_up(core, &lease, now, &error);
+                core.tracker.remove_ended(&lease, false);
             }
         }
         drop(lease.take_permit());
     }
+    again
 }

@@ -11,7 +11,6 @@ use crate::base::error::LockError;
 use crate::base::fence::ExpectedHolders;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::exec::panic_boundary;
 use crate::exec::timer_queue::TimerQueue;
@@ -161,11 +160,19 @@ pub(crate) struct QueueEntry<W> {
 }
 
 impl<W: Waiter> QueueEntry<W> {
+    /// What ends its wait at its deadline.
+    pub(super) fn end_at_deadline(&self) -> WaitEnd {
+        match &self.wait_for {
+            WaitFor::Lock(waiter) => WaitEnd::at_deadline(&waiter.spec().policy),
+            WaitFor::Permits(wait) => wait.end,
+        }
+    }
+
     /// What ends its wait now, if the store has not failed.
     pub(super) fn end(&self) -> WaitEnd {
         match &self.wait_for {
             WaitFor::Lock(waiter) => WaitEnd::of(&waiter.spec().policy, self.attempts),
-            WaitFor::Permits(wait) => wait.wait.into(),
+            WaitFor::Permits(wait) => wait.end,
         }
     }
 }
@@ -183,7 +190,7 @@ pub(crate) enum WaitFor<W> {
 #[derive(Debug)]
 pub(crate) struct PermitsWait {
     pub(super) keys: Arc<[Key]>,
-    pub(super) wait: Wait,
+    pub(super) end: WaitEnd,
     pub(super) reply: PermitsReply,
     /// Notified when some of the keys are reserved for it.
     pub(super) wake: Arc<WakeSignal>,
@@ -199,13 +206,6 @@ pub(crate) struct PermitsWait {
 pub(crate) type PermitsReply = oneshot::Sender<Result<KeyPermit, LockError>>;
 
 impl<W: Waiter> WaitFor<W> {
-    pub(super) fn wait(&self) -> Wait {
-        match self {
-            Self::Lock(waiter) => waiter.spec().policy.wait,
-            Self::Permits(wait) => wait.wait,
-        }
-    }
-
     pub(super) fn reject(self, error: LockError) {
         match self {
             Self::Lock(waiter) => waiter.reject(error),
@@ -384,9 +384,8 @@ impl<W> KeyQueue<W> {
         self.waits.as_ref()?.owner
     }
 
-    /// The queue sends its requests under `owner`, as the lock is free or being released. Returns the signal to send one.
+    /// The queue sends its requests under `owner`. Returns the signal to send one.
     pub(super) fn set_owner(&mut self, owner: Owner) -> Arc<WakeSignal> {
-        self.holder = None;
         let waits = self.waits();
         waits.owner = Some(owner);
         waits.wake.get_or_insert_default().clone()
@@ -494,9 +493,9 @@ impl<W> KeyQueue<W> {
         }
     }
 
-    /// Has the store asked no later than `moment`, unless this process holds the lock.
+    /// Has the store asked no later than `moment`. Not while this process holds the lock, until its release names the next owner.
     pub(super) fn request_by(&mut self, moment: Instant) {
-        if self.holder.is_none() {
+        if self.holder.is_none() || self.owner().is_some() {
             self.waits().wake.get_or_insert_default().request_by(moment);
         }
     }

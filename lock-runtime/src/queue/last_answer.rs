@@ -38,11 +38,16 @@ pub(crate) enum WaitEnd {
 impl WaitEnd {
     /// The end of a wait with `policy` after `attempts`.
     pub(crate) fn of(policy: &Policy, attempts: u32) -> Self {
-        if policy.waits() && policy.is_out_of_attempts(attempts) {
+        if policy.wait != Wait::For(Duration::ZERO) && policy.is_out_of_attempts(attempts) {
             Self::Attempts(attempts)
         } else {
             Self::Wait(policy.wait)
         }
+    }
+
+    /// The end of a wait with `policy` at its deadline.
+    pub(crate) fn at_deadline(policy: &Policy) -> Self {
+        if policy.waits() { Self::Wait(policy.wait) } else { Self::of(policy, 1) }
     }
 }
 
@@ -99,7 +104,8 @@ fn conflict(holder: &str, end: WaitEnd, expires_in: Option<Duration>) -> LockErr
             "try again later, raise `wait`, or answer the request with a conflict"
         }
         WaitEnd::Attempts(count) => {
-            cause += &format!("; not acquired in {count} attempts");
+            let s = if count == 1 { "" } else { "s" };
+            cause += &format!("; not acquired in {count} attempt{s}");
             "try again later, raise `retry_count` or `retry_delay`, or answer the request with a conflict"
         }
     };
@@ -126,6 +132,8 @@ mod tests {
         for (options, attempts, ended) in [
             (of(none), 1, "another owner; try again later, raise `wait`"),
             (of(long), 1, "another owner; not acquired within 2s; "),
+            (of(none).retry_count(0), 1, "another owner; try again later, raise `wait`"),
+            (of(long).retry_count(0), 1, "another owner; not acquired in 1 attempt; "),
             (of(long).retry_count(2), 2, "another owner; not acquired within 2s; "),
             (of(long).retry_count(2), 3, "another owner; not acquired in 3 attempts; "),
         ] {

@@ -28,7 +28,7 @@ impl<W: Waiter> WaitQueues<W> {
         let may_linger = |queue: &KeyQueue<W>| {
             queue.may_linger(is_recent) && !queue.is_barging_due(barging_interval, now)
         };
-        !queues.closed && queues.by_key.get(key).is_some_and(may_linger)
+        !queues.lingers_ended && queues.by_key.get(key).is_some_and(may_linger)
     }
 
     /// The lock of `key` lingers from now on, until `until`, with the tracked lease of this number. `false` if something waits for
@@ -46,7 +46,7 @@ impl<W: Waiter> WaitQueues<W> {
             queue.holder.is_some_and(|holder| holder.lease == lease) && queue.may_linger(is_recent)
         };
         let Some(queue) = queues.by_key.get_mut(key).filter(may_linger) else { return false };
-        if queues.closed {
+        if queues.lingers_ended {
             return false;
         }
         queues.last_id += 1;
@@ -61,9 +61,11 @@ impl<W: Waiter> WaitQueues<W> {
         self.lock().by_key.get_mut(key)?.take_linger()
     }
 
-    /// Like [`end_linger`](Self::end_linger), for all keys.
+    /// Like [`end_linger`](Self::end_linger), for all keys. No later linger begins.
     pub(crate) fn end_all_lingers(&self) -> Vec<u64> {
-        self.lock().by_key.values_mut().filter_map(KeyQueue::take_linger).collect()
+        let mut queues = self.lock();
+        queues.lingers_ended = true;
+        queues.by_key.values_mut().filter_map(KeyQueue::take_linger).collect()
     }
 
     /// Waits for the ends of lingers, by their time or because something waits. Otherwise like

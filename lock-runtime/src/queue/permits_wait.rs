@@ -17,13 +17,12 @@ use std::time::Duration;
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::key::Key;
-use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::exec::driver::Driver;
 use crate::queue::key_queue::{
     KeyQueue, PermitState, PermitsReply, PermitsWait, QueueEntry, StepwiseRequest, WaitFor, Waiter,
 };
-use crate::queue::last_answer::LastAnswer;
+use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::permit::Attached;
 use crate::queue::wait_params::WaitParams;
 use crate::queue::wait_queue::{AfterPass, Candidate, Queues, WaitQueues, full};
@@ -73,10 +72,10 @@ impl<W: Waiter> WaitQueues<W> {
             queues.take(id, keys, now);
             return Ok(true);
         };
-        let WaitParams { since, deadline, wait } = *params;
+        let WaitParams { since, deadline, end } = *params;
         let key = &keys[at];
         if deadline.is_some_and(|deadline| deadline <= now) {
-            return Err(queues.wait_error(key, wait, now));
+            return Err(queues.wait_error(key, end, now));
         }
         let Some(queue) = queues.by_key.get_mut(key) else {
             return Err(Driver::stopped_error());
@@ -86,7 +85,7 @@ impl<W: Waiter> WaitQueues<W> {
         }
         let wait_for = WaitFor::Permits(Box::new(PermitsWait {
             keys: keys.clone(),
-            wait,
+            end,
             reply,
             wake: wake.clone(),
             reserved_since: None,
@@ -226,11 +225,11 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// The error of a wait for permits that ends at `now`.
-    pub(crate) fn permits_wait_error(&self, id: u64, wait: Wait, now: Instant) -> LockError {
+    pub(crate) fn permits_wait_error(&self, id: u64, end: WaitEnd, now: Instant) -> LockError {
         let queues = self.lock();
         match queues.positions.get(&id) {
-            Some(key) => queues.wait_error(key, wait, now),
-            None => LastAnswer::default().wait_error(wait, now, queues.last_failure.as_ref()),
+            Some(key) => queues.wait_error(key, end, now),
+            None => LastAnswer::default().wait_error(end, now, queues.last_failure.as_ref()),
         }
     }
 

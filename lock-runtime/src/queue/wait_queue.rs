@@ -55,13 +55,23 @@ pub(super) struct Queues<W> {
     pub(super) last_failure: Option<BackendError>,
     pub(super) last_id: u64,
     pub(super) closed: bool,
+    /// No lock lingers any more.
+    pub(super) lingers_ended: bool,
     pub(super) clock: Clock,
 }
 
 impl<W> Queues<W> {
     fn new(clock: Clock) -> Self {
         let (by_key, positions) = (HashMap::default(), HashMap::default());
-        Self { by_key, positions, last_failure: None, last_id: 0, closed: false, clock }
+        Self {
+            by_key,
+            positions,
+            last_failure: None,
+            last_id: 0,
+            closed: false,
+            lingers_ended: false,
+            clock,
+        }
     }
 }
 
@@ -139,7 +149,7 @@ impl<W: Waiter> WaitQueues<W> {
         }
         queues.last_id += 1;
         let id = queues.last_id;
-        let WaitParams { since: now, deadline, wait } = *params;
+        let WaitParams { since: now, deadline, end } = *params;
         let Some(queue) = queues.by_key.get_mut(key) else {
             queues.by_key.insert(key.clone(), KeyQueue::taken(now));
             return Ok((id, Enqueued::Head(waiter)));
@@ -152,7 +162,7 @@ impl<W: Waiter> WaitQueues<W> {
             return Ok((id, Enqueued::Lingering(waiter, lease)));
         }
         if deadline.is_some_and(|deadline| deadline <= now) {
-            return Err(queues.wait_error(key, wait, now));
+            return Err(queues.wait_error(key, end, now));
         }
         if queue.entry_count() >= self.max_waiters {
             return Err(full());
@@ -328,6 +338,14 @@ impl<W: Waiter> WaitQueues<W> {
         queue.set_owner(owner)
     }
 
+    /// Like [`set_owner`](Self::set_owner), without a lease of this process that holds the lock, or whose release is under way.
+    pub(crate) fn set_owner_of_free(&self, key: &Key, owner: Owner) -> Arc<WakeSignal> {
+        let mut queues = self.lock();
+        let queue = queues.queue_of_permit(key);
+        (queue.contention, queue.holder) = (Contention::None, None);
+        queue.set_owner(owner)
+    }
+
     /// A lease of this process, with the permits of `keys`, is going to be released.
     pub(crate) fn mark_releasing(&self, keys: &[Key]) {
         let mut queues = self.lock();
@@ -482,7 +500,7 @@ impl<W: Waiter> WaitQueues<W> {
             for (key, id) in self.deadlines.take_until(self.clock.now()) {
                 let mut queues = self.lock();
                 let Some(entry) = queues.remove(&key, id) else { continue };
-                let error = queues.wait_error(&key, entry.wait_for.wait(), self.clock.now());
+                let error = queues.wait_error(&key, entry.end_at_deadline(), self.clock.now());
                 drop(queues);
                 entry.wait_for.reject(error);
             }

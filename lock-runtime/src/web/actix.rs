@@ -17,7 +17,7 @@ use actix_web::http::{Method, StatusCode};
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, ResponseError};
 use percent_encoding::percent_decode_str;
 
-use crate::api::locked_future::block;
+use crate::api::locked_future::Fuse;
 use crate::api::serve::{Served, serve};
 use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
@@ -248,7 +248,7 @@ where
             let (response, lock) = if lock.until_body_end {
                 BodyLock::run(entered, response).await?
             } else {
-                (entered.run(block(response)).await?, BodyLock::Unlocked)
+                (entered.run(Fuse::new(response)).await?, BodyLock::Unlocked)
             };
             let response = match response {
                 Ok(response) => response,

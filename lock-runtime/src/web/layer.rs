@@ -17,7 +17,7 @@ use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::api::locked_future::block;
+use crate::api::locked_future::Fuse;
 use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
 #[cfg(feature = "axum")]
@@ -226,7 +226,7 @@ where
                     Err(error) => return Ok(refused(&error)),
                 }
             } else {
-                match entered.run(block(response)).await {
+                match entered.run(Fuse::new(response)).await {
                     Ok(response) => (response?, BodyLock::Unlocked),
                     Err(error) => return Ok(refused(&error)),
                 }

@@ -1,5 +1,7 @@
 //! Refusals of a member, each with what to do about it.
 
+use std::time::Duration;
+
 use lock_runtime::{Credentials, ErrorKind, LockPool};
 use lock_tests::expected_error::{CANARY, says};
 use lock_tests::prelude::*;
@@ -82,6 +84,8 @@ async fn a_token_that_has_ended_fails_no_request() {
         LockPool::builder(&url).request_timeout(ms(5_000)).ttl(ms(20_000)).connect().await.unwrap()
     };
     let pools = [pool().await, pool().await, pool().await];
+    let ending = pool().await;
+    let left = ending.lock("order:3").acquire().await.unwrap();
     cycle(&pools[0], "order:1").await;
     let guard = pools[1].lock("order:2").acquire().await.unwrap();
     server.set_password("worker", CANARY);
@@ -89,8 +93,12 @@ async fn a_token_that_has_ended_fails_no_request() {
     tried.expect("it is free").release().await.unwrap();
     guard.verify().await.unwrap();
     let listed = pools[2].list("*", 10).await.unwrap();
-    assert_eq!(listed.keys.len(), 1, "{listed:?}");
+    assert_eq!(listed.keys.len(), 2, "{listed:?}");
     guard.release().await.unwrap();
+    let report = ending.shutdown(Duration::ZERO).await;
+    assert_eq!((report.released, report.abandoned), (1, 0));
+    assert!(!left.is_held());
+    cycle(&pools[0], "order:3").await;
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use lock_runtime::backend::{
 use lock_runtime::testing::open_backend;
 use lock_runtime::{Key, LockPool};
 use lock_tests::prelude::*;
+use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, eventually_async, zookeeper};
 
 use crate::dead_leaders::opens_in_time;
@@ -41,6 +42,29 @@ async fn a_session_outlives_its_server() {
         .await;
     }
     assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+/// The kernel accepts its connections, so each attempt there ends with a time limit. It is shorter than a third of the session.
+#[tokio::test]
+async fn a_session_does_not_wait_long_for_a_silent_server() {
+    let ensemble = ZooKeeperEnsemble::shared().await;
+    let proxies: Vec<_> =
+        ensemble.servers.iter().map(|server| FaultProxy::to_port(server.port())).collect();
+    let ports: Vec<_> = proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
+    let url = format!("zookeeper://{}/silent-servers", ports.join(","));
+    let builder = LockPool::builder(url).connect_timeout(2 * DEADLINE).ttl(ms(57_000));
+    let pool = builder.connect().await.unwrap();
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    // Of all but one, and the session is at any of them.
+    for proxy in &proxies[1..] {
+        proxy.hold(Direction::ToServer);
+    }
+    proxies.iter().for_each(FaultProxy::cut);
+    eventually_async(DEADLINE, "the session is at the other server", async || {
+        guard.verify().await.is_ok()
+    })
+    .await;
     guard.release().await.unwrap();
 }
 

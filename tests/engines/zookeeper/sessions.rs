@@ -116,6 +116,17 @@ async fn a_thousand_locks_are_released_at_a_shutdown() {
     .await;
 }
 
+/// Without a shutdown, and with a ttl that is longer than this waits.
+#[tokio::test]
+async fn a_dropped_pool_leaves_no_session() {
+    let server = ZooKeeperServer::start();
+    for _ in 0..3 {
+        let pool = patient(server.url_of("/dropped"), ms(57_000)).await;
+        pool.lock("order:1").acquire().await.unwrap().release().await.unwrap();
+    }
+    eventually_async(DEADLINE, "the sessions end", async || server.sessions() == 0).await;
+}
+
 /// The session of a ttl ends with the process, so it must be long enough for the time that the keys stay locked.
 #[tokio::test]
 async fn a_min_hold_is_kept_when_the_pool_is_closed() {

@@ -126,7 +126,7 @@ impl Etcd {
         let released = locks.clone();
         let release = move |request| {
             let locks = released.clone();
-            async move { locks.release(&request).await }
+            async move { locks.with_token(|| locks.release(&request)).await }
         };
         let unclaimed = release_unclaimed(found, config.request_timeout, release);
         let tasks = [
@@ -210,7 +210,9 @@ impl Backend for Etcd {
         &self,
         requests: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        let call = |locks: Arc<EtcdLocks>, request, _| async move { locks.release(&request).await };
+        let call = |locks: Arc<EtcdLocks>, request, _| async move {
+            locks.with_token(|| locks.release(&request)).await
+        };
         self.each(requests, call).await
     }
 

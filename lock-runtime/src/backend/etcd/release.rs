@@ -269,15 +269,13 @@ impl EtcdLocks {
                 self.restore(owner, before);
                 return Ok(None);
             }
-            Err(TransactionFailure::Other(error)) => {
-                if error.kind() == FailureKind::MaybeApplied {
-                    return Err(error);
-                }
+            Err(failure) if failure.has_applied_nothing() => {
                 // The release itself needs no put.
                 self.keys.remove(next, lock);
                 self.restore(owner, before);
                 return Ok(None);
             }
+            Err(TransactionFailure::Other(error)) => return Err(error.after_a_part()),
         };
         if !answer.is_met {
             self.keys.remove(next, lock);

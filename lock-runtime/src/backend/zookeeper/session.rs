@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
 
 use crate::backend::BackendError;
 use crate::backend::zookeeper::exchange::{GroupAnswers, GroupReply};
@@ -65,20 +64,14 @@ pub(crate) trait SessionSink: Send + Sync {
     fn expired(&self, session: u64, incarnation: u64);
 }
 
-/// The sending side of a session. Dropping it ends the connection; the servers end the session after its timeout.
+/// The sending side of a session. Dropping it ends the connection; the servers end the session after its timeout. After
+/// [`begin_close`](Self::begin_close) the task ends the session first.
 pub(crate) struct SessionClient {
     /// Distinguishes the sessions of a pool.
     pub(crate) number: u64,
     requests: mpsc::UnboundedSender<SessionRequest>,
     state: watch::Receiver<SessionState>,
     incarnation: Arc<AtomicU64>,
-    task: AbortHandle,
-}
-
-impl Drop for SessionClient {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 impl SessionClient {
@@ -87,9 +80,8 @@ impl SessionClient {
         requests: mpsc::UnboundedSender<SessionRequest>,
         state: watch::Receiver<SessionState>,
         incarnation: Arc<AtomicU64>,
-        task: AbortHandle,
     ) -> Arc<Self> {
-        Arc::new(Self { number, requests, state, incarnation, task })
+        Arc::new(Self { number, requests, state, incarnation })
     }
 
     /// The session, as soon as the first connection attempt is over.

@@ -51,6 +51,8 @@ pub(crate) struct SessionTask {
     state: watch::Sender<SessionState>,
     /// The server of the last connection.
     server: usize,
+    /// How long the last connection took to open.
+    took: Duration,
 }
 
 /// How a connection has ended.
@@ -92,9 +94,10 @@ impl SessionTask {
             requests,
             state,
             server,
+            took: Duration::ZERO,
         };
-        let task = tokio::spawn(task.run()).abort_handle();
-        SessionClient::new(number, sender, known_state, incarnation, task)
+        tokio::spawn(task.run());
+        SessionClient::new(number, sender, known_state, incarnation)
     }
 
     async fn run(mut self) {
@@ -154,9 +157,11 @@ impl SessionTask {
                 self.server % servers,
                 self.identity.clone(),
                 if is_new { self.asked } else { self.timeout },
-                self.attempt_limit(),
+                self.attempt_limit(tried),
             );
+            let began = self.clock.now() + pause;
             let offered = self.failing_requests(failed.as_ref(), attempt).await?;
+            let took = self.clock.now().since(began);
             pause = Duration::ZERO;
             let error = match offered {
                 Ok((server, (mut stream, offer))) => match self.take_up(server, offer) {
@@ -165,7 +170,10 @@ impl SessionTask {
                         self.close_session(&mut stream).await;
                         continue;
                     }
-                    TakenUp::Open => return Some(stream),
+                    TakenUp::Open => {
+                        self.took = took;
+                        return Some(stream);
+                    }
                     TakenUp::Expired => continue,
                     TakenUp::Shortened(_) if shortened + 1 >= servers => {
                         // No server keeps it for as long as its locks need.
@@ -228,11 +236,22 @@ impl SessionTask {
         self.sink.expired(self.number, ended);
     }
 
-    /// A session that is open must reach another server before it expires.
-    fn attempt_limit(&self) -> Duration {
+    /// How long the next attempt may take, after `tried` others. A session that is open must reach another server before it
+    /// expires, and a server that is silent must not use up that time. So each of several servers first gets a multiple of the
+    /// time that the last connection took: in two rounds, as a new leader serves some seconds after the former one has stopped.
+    fn attempt_limit(&self, tried: usize) -> Duration {
         const SHORTEST: Duration = Duration::from_millis(500);
-        let limit = self.dialer.limits.connect;
-        if self.identity.is_new() { limit } else { limit.min((self.timeout / 3).max(SHORTEST)) }
+        const FIRST: Duration = Duration::from_secs(1);
+        let (limit, servers) = (self.dialer.limits.connect, self.dialer.servers.count());
+        if self.identity.is_new() {
+            return limit;
+        }
+        let limit = limit.min((self.timeout / 3).max(SHORTEST));
+        if servers > 1 && tried < 2 * servers {
+            limit.min(self.took.saturating_mul(4).max(FIRST))
+        } else {
+            limit
+        }
     }
 
     /// The outcome of `attempt`. Requests that come meanwhile fail with `error`. `None` if the pool is closed.
@@ -242,7 +261,12 @@ impl SessionTask {
         attempt: impl Future<Output = T>,
     ) -> Option<T> {
         let mut attempt = std::pin::pin!(attempt);
-        let Some(error) = error else { return Some(attempt.await) };
+        let Some(error) = error else {
+            return tokio::select! {
+                outcome = &mut attempt => Some(outcome),
+                () = self.state.closed() => None,
+            };
+        };
         let error = error.clone().before_sending();
         loop {
             tokio::select! {

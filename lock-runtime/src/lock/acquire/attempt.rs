@@ -232,10 +232,7 @@ pub(crate) fn admission_ends(
     deadline: Option<Instant>,
     request_timeout: Duration,
 ) -> Option<Instant> {
-    match policy.wait {
-        Wait::For(Duration::ZERO) => Some(since + request_timeout),
-        Wait::For(_) | Wait::Forever => deadline,
-    }
+    if policy.waits() { deadline } else { Some(since + request_timeout) }
 }
 
 /// How long a request that is sent at `now` may take. The end of the wait is the limit, except for the least time that a
@@ -270,7 +267,7 @@ pub(crate) fn left_for_request(
     left: Option<Duration>,
 ) -> Duration {
     match left {
-        Some(left) if policy.wait != Wait::For(Duration::ZERO) => left.max(limits.least),
+        Some(left) if policy.waits() => left.max(limits.least),
         _ => Duration::MAX,
     }
 }

@@ -60,11 +60,12 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Admission
         let next = batch.iter().filter_map(ends).min();
         let slot = tokio::select! {
             biased;
-            slot = &mut admission => Some(slot),
+            // Before the room, which the batches ahead may have left for the same reason.
             () = core.tracker.closing() => {
                 reject_all(batch);
                 return AdmissionSlot::default();
             }
+            slot = &mut admission => Some(slot),
             () = core.clock().sleep_until_due(next) => None,
         };
         batch.retain(|first| !first.waiter.is_cancelled());

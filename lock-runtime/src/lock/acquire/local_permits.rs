@@ -119,7 +119,7 @@ impl LocalPermits {
         reply: &mut PendingReply,
     ) -> Option<KeyPermit> {
         let (core, id) = (&self.core, self.id);
-        let WaitParams { deadline, wait, .. } = self.params;
+        let WaitParams { deadline, end, .. } = self.params;
         loop {
             let reservation_ends_at = core.queue.reservation_ends_at(id);
             let until = [reservation_ends_at, deadline].into_iter().flatten().min();
@@ -144,7 +144,7 @@ impl LocalPermits {
                 () = core.clock().sleep_until_due(until) => {
                     let now = core.clock().now();
                     if deadline.is_some_and(|deadline| deadline <= now) {
-                        reply.reject(core.queue.permits_wait_error(id, wait, now));
+                        reply.reject(core.queue.permits_wait_error(id, end, now));
                         return None;
                     }
                     if reservation_ends_at.is_some_and(|at| at <= now) {

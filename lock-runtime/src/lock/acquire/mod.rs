@@ -43,7 +43,7 @@ pub(crate) fn acquire(
     if let Some(refusal) = core.store_status.refusal_unless_trial() {
         return Err(refusal);
     }
-    let mut params = WaitParams::new(core.clock().now(), spec.policy.wait);
+    let mut params = WaitParams::of(core.clock().now(), &spec.policy);
     // The former body of this process may have been cancelled or dropped a moment ago.
     if params.is_single_try() && core.queue.are_being_released(&spec.store_keys) {
         params.extend_single_try(core.config.request_timeout);

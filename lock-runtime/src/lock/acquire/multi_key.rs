@@ -332,8 +332,9 @@ impl MultiKeyTask {
         let ends = admission_ends(&self.spec.policy, since, deadline, core.config.request_timeout);
         tokio::select! {
             biased;
-            slot = core.admit(1) => return Some(slot),
+            // Before the room, which the acquires ahead may have left for the same reason.
             () = core.tracker.closing() => {}
+            slot = core.admit(1) => return Some(slot),
             () = self.reply.gone() => {}
             () = core.clock().sleep_until_due(ends) => {
                 // Later the last answer of the store says why.
@@ -410,8 +411,8 @@ impl MultiKeyTask {
             () = self.core.clock().sleep_until_due(answer_by) => {
                 let last_failure = self.core.queue.last_failure();
                 let now = self.core.clock().now();
-                let wait = self.params.wait;
-                self.reply.reject(self.last_answer.wait_error(wait, now, last_failure.as_ref()));
+                let end = self.params.end;
+                self.reply.reject(self.last_answer.wait_error(end, now, last_failure.as_ref()));
             }
         }
         work.await

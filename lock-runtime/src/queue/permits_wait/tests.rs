@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::base::clock::Clock;
 use crate::base::error::ErrorKind;
+use crate::base::options::Wait;
 use crate::queue::wait_queue::Enqueued;
 use crate::queue::wait_queue::tests::TestWaiter;
 

@@ -276,16 +276,22 @@ fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_held_lock() {
 
 /// A release that goes on with the requests of the next waiter keeps the permit.
 #[test]
-fn a_released_lease_is_no_longer_the_holder() {
+fn a_lease_is_the_holder_until_its_release_is_over() {
     let queues = with_permit_out(10);
     let [former, next] = [(); 2].map(|()| Owner::random().unwrap());
-    let holder = Holder { lease: 7, owner: former, since: Clock::Boot.now() };
-    queues.set_holder(&[KEY], holder, Contention::None);
+    let now = Clock::Boot.now();
+    queues.set_holder(&[KEY], Holder { lease: 7, owner: former, since: now }, Contention::None);
     assert_eq!((queues.holder(&KEY), woken(&queues, KEY.as_str())), (Some(7), Some(7)));
     let wake = queues.set_owner(&KEY, next);
+    assert_eq!(wake.take_due(), None);
+    assert!(
+        queues.promote(KEY.as_str(), &former, now),
+        "a late message is no reason to release it"
+    );
+    assert_eq!((woken(&queues, KEY.as_str()), wake.take_due()), (Some(7), Some(Instant::ORIGIN)));
+    assert!(Arc::ptr_eq(&wake, &queues.set_owner_of_free(&KEY, next)));
     assert_eq!((queues.holder(&KEY), woken(&queues, KEY.as_str())), (None, None));
-    assert_eq!(wake.take_due(), Some(Instant::ORIGIN), "the change is for the next request");
-    assert!(!queues.promote(KEY.as_str(), &former, holder.since));
+    assert!(!queues.promote(KEY.as_str(), &former, now));
 }
 
 #[test]
@@ -667,7 +673,7 @@ async fn a_lock_does_not_linger_while_something_waits_for_it() {
         !queues.may_linger(&KEY, false, None, now)
             && !queues.begin_linger(&KEY, IDLE, false, later)
     );
-    queues.close();
+    assert!(queues.end_all_lingers().is_empty());
     assert!(
         !queues.may_linger(&KEY, true, None, now) && !queues.begin_linger(&KEY, IDLE, true, later)
     );

@@ -229,6 +229,7 @@ fn a_request_has_the_rest_of_the_wait_but_no_less_than_it_needs() {
     let policy = |wait| policy(LockOptions::new().wait(wait));
     let (some, single) = (policy(Wait::For(ms(600))), policy(Wait::For(Duration::ZERO)));
     let forever = policy(Wait::Forever);
+    let single_by_count = self::policy(LockOptions::new().wait(Wait::For(ms(600))).retry_count(0));
     let now = at(1_000);
     for (policy, deadline, expected) in [
         (&some, Some(at(1_600)), 600),
@@ -236,6 +237,7 @@ fn a_request_has_the_rest_of_the_wait_but_no_less_than_it_needs() {
         (&some, Some(at(900)), 250),
         (&some, Some(at(9_000)), 1_000),
         (&single, Some(at(1_000)), 1_000),
+        (&single_by_count, Some(at(1_000)), 1_000),
         (&forever, None, 1_000),
     ] {
         assert_eq!(time_limit(limits, policy, deadline, now), ms(expected), "{deadline:?}");
@@ -243,6 +245,7 @@ fn a_request_has_the_rest_of_the_wait_but_no_less_than_it_needs() {
     assert_eq!(first_time_limit(limits, &some), ms(600));
     assert_eq!(first_time_limit(limits, &policy(Wait::For(ms(10)))), ms(250));
     assert_eq!(first_time_limit(limits, &single), ms(1_000));
+    assert_eq!(first_time_limit(limits, &single_by_count), ms(1_000));
     assert_eq!(first_time_limit(limits, &forever), ms(1_000));
     // Never longer than a grant would be valid.
     let limits = TimeLimits { longest: TTL * 2, least: ms(250) };
@@ -293,4 +296,6 @@ fn a_request_waits_for_room_until_its_wait_ends_and_a_single_try_for_its_timeout
         let policy = policy(LockOptions::new().wait(wait));
         assert_eq!(admission_ends(&policy, since, deadline, timeout), ends, "{wait:?}");
     }
+    let single_by_count = policy(LockOptions::new().wait(Wait::Forever).retry_count(0));
+    assert_eq!(admission_ends(&single_by_count, since, Some(since), timeout), Some(at(1_500)));
 }
