@@ -13,7 +13,7 @@ use std::time::Duration;
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
 use lock_runtime::{
-    ErrorKind, LockError, LockGuard, LockPool, OnLost, PoolBuilder, distributed_lock,
+    ErrorKind, LockError, LockGuard, LockPool, OnLost, PoolBuilder, Renew, distributed_lock,
 };
 use lock_tests::history::now_ns;
 use lock_tests::monitor::{Caller, Ran};
@@ -831,9 +831,10 @@ async fn a_renewal_counts_that_is_answered_beside_the_second_try() {
     let builder = LockPool::builder(proxy.url()).request_timeout(ms(5_000));
     let pool = builder.connect().await.unwrap();
     // A first renewal sends the text of its script, which is a round trip more.
-    let first = pool.lock("first").ttl(ms(300)).acquire().await.unwrap();
-    let sent = server.calls("eval");
-    eventually_async(DEADLINE, "it is renewed", async || server.calls("eval") > sent).await;
+    let renewed = server.calls("pexpire");
+    let first = pool.lock("first").fencing(false).renew(Renew::Every(ms(50)));
+    let first = first.acquire().await.unwrap();
+    eventually_async(DEADLINE, "it is renewed", async || server.calls("pexpire") > renewed).await;
     first.release().await.unwrap();
     let guard = pool.lock("order:42").ttl(ms(3_000)).acquire().await.unwrap();
     proxy.delay(Direction::ToClient, ms(900));

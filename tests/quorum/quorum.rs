@@ -124,7 +124,8 @@ async fn acquires_if_and_only_if_a_majority_can_be_had(part: usize) {
     let proxies: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
     let url = Quorum::url_of(proxies.iter().map(|proxy| proxy.url().to_owned()));
     let pool = LockPool::builder(url)
-        .ttl(ms(2_000))
+        // A lease that is valid for as long as a slow answer takes on a busy machine.
+        .ttl(ms(20_000))
         // More than a slow node needs, so that the others are not silent on a busy machine.
         .node_timeout(ms(400))
         .wait(Duration::ZERO)
