@@ -229,8 +229,9 @@ async fn a_row_that_is_locked_for_a_moment_fails_no_request() {
 async fn long_keys_fit_into_short_packets() {
     const KEYS: usize = 60;
     let server = MysqlServer::builder().option("max-allowed-packet=65536").start();
+    // Sixty statements at a time take a busy machine seconds.
     let [one, other] =
-        [patient(server.url(), ms(6_000)).await, patient(server.url(), ms(6_000)).await];
+        [unhurried(server.url(), ms(12_000)).await, unhurried(server.url(), ms(12_000)).await];
     let sessions = || {
         let list = "SELECT ID FROM information_schema.PROCESSLIST WHERE USER = 'locks' ORDER BY ID";
         server.query(list)
