@@ -12,7 +12,7 @@ use lock_runtime::backend::{
     LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use lock_runtime::testing::{self, Fault, FaultyBackend, Operation};
-use lock_runtime::{ErrorKind, LockPool, PoolBuilder};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, PoolBuilder};
 use lock_tests::prelude::*;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -164,19 +164,29 @@ async fn a_release_at_a_paced_store_has_its_result_after_two_request_timeouts() 
     assert!(store.releases() > 1, "it is repeated");
 }
 
+const TASKS: usize = 1_000;
+
+/// Tasks that each acquire so many keys of their own, at a paced store that does not answer.
+async fn acquiring(
+    keys: usize,
+    wait: Duration,
+) -> (Store, LockPool, JoinSet<Result<LockGuard, LockError>>) {
+    let (store, builder) = store(SilentAtAcquires);
+    let pool = builder.connect().await.unwrap();
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let keys = (0..keys).map(|key| format!("{task}:{key}"));
+        tasks.spawn(pool.lock_all(keys).fencing(false).wait(wait).acquire());
+    }
+    (store, pool, tasks)
+}
+
 /// For one key and for several: the requests that are not sent use up no time of the store.
 #[tokio::test(start_paused = true)]
 async fn acquires_wait_in_the_process_for_room_at_a_paced_store() {
-    const TASKS: usize = 1_000;
     const ROOM: usize = 256;
     for keys in [1, 2] {
-        let (store, builder) = store(SilentAtAcquires);
-        let pool = builder.connect().await.unwrap();
-        let mut tasks = JoinSet::new();
-        for task in 0..TASKS {
-            let keys = (0..keys).map(|key| format!("{task}:{key}"));
-            tasks.spawn(pool.lock_all(keys).fencing(false).wait(ms(500)).acquire());
-        }
+        let (store, _pool, tasks) = acquiring(keys, ms(500)).await;
         sleep(ms(400)).await;
         let sent = store.0.acquires.load(Ordering::Relaxed);
         assert!((ROOM / 2..=ROOM).contains(&sent), "{sent} requests of {keys} keys");
@@ -193,15 +203,8 @@ async fn acquires_wait_in_the_process_for_room_at_a_paced_store() {
 /// For one key and for several. What is in flight is awaited; what was not sent is neither sent nor awaited.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_the_wait_for_room_at_a_paced_store() {
-    const TASKS: usize = 1_000;
     for keys in [1, 2] {
-        let (store, builder) = store(SilentAtAcquires);
-        let pool = builder.connect().await.unwrap();
-        let mut tasks = JoinSet::new();
-        for task in 0..TASKS {
-            let keys = (0..keys).map(|key| format!("{task}:{key}"));
-            tasks.spawn(pool.lock_all(keys).fencing(false).wait(MINUTE).acquire());
-        }
+        let (store, pool, mut tasks) = acquiring(keys, MINUTE).await;
         sleep(ms(100)).await;
         let sent = store.0.acquires.load(Ordering::Relaxed);
         let shutdown = pool.shutdown(Duration::ZERO);

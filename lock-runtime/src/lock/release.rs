@@ -317,8 +317,8 @@ async fn wait_for_renewals(core: &PoolCore, leases: &[Arc<Lease>]) {
     let _ = timeout(core.config.request_timeout, all).await;
 }
 
-/// Releases `leases` together, even while their holders run: the end of a shutdown. What fails is repeated until one request timeout
-/// is over: a connection that has ended is soon replaced.
+/// Releases `leases` together, even while their holders run: the end of a shutdown. What fails is repeated until one request
+/// timeout is over: a connection that has ended is soon replaced.
 pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>>) {
     leases.retain(|lease| lease.begin_release());
     if leases.is_empty() {
@@ -345,8 +345,8 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
     }
 }
 
-/// Releases `leases` with one request, which may take `limit`. Each comes with whether an earlier one may have been applied. Returns those to try again, if
-/// it is not later than `until`.
+/// Releases `leases` with one request, which may take `limit`. Each comes with whether an earlier release may have been applied.
+/// Returns the leases to try again, if it is not later than `until`.
 async fn release_forced(
     core: &Arc<PoolCore>,
     leases: Vec<(Arc<Lease>, bool)>,

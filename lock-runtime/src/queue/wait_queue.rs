@@ -338,7 +338,7 @@ impl<W: Waiter> WaitQueues<W> {
         queue.set_owner(owner)
     }
 
-    /// Like [`set_owner`](Self::set_owner), without a lease of this process that holds the lock, or whose release is under way.
+    /// Like [`set_owner`](Self::set_owner), when no lease of this process holds the lock and no release is in flight.
     pub(crate) fn set_owner_of_free(&self, key: &Key, owner: Owner) -> Arc<WakeSignal> {
         let mut queues = self.lock();
         let queue = queues.queue_of_permit(key);

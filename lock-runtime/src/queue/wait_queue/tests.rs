@@ -601,7 +601,7 @@ fn hold(queues: &WaitQueues<TestWaiter>, key: &Key, contention: Contention) {
     queues.set_holder(std::slice::from_ref(key), holder, contention);
 }
 
-/// The leases whose linger is over now.
+/// The leases with a linger that is over now.
 fn lingered(queues: &WaitQueues<TestWaiter>) -> Vec<u64> {
     let mut due = pin!(queues.lingered());
     match due.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
