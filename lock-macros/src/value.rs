@@ -272,7 +272,7 @@ pub(crate) fn renew(value: Expr, errors: &mut Errors) -> Option<Renew> {
 }
 
 /// Words for a wait without a limit, or for none.
-const ENDLESS: [&str; 6] = ["never", "infinite", "infinity", "unlimited", "always", "none"];
+const ENDLESS: [&str; 7] = ["never", "infinite", "infinity", "inf", "unlimited", "always", "none"];
 
 /// What a word such as `off` means for `renew`.
 pub(crate) fn renews(word: &str) -> Option<bool> {

@@ -677,6 +677,8 @@ async fn calls_that_cannot_work() {
     let expected =
         ExpectedError { template: None, kind: ErrorKind::Config, ..ExpectedError::by("calls") };
     expected.check("a name that is taken", &error, &["already"]);
+    let error = lock_runtime::install("", pool.clone()).unwrap_err();
+    ExpectedError::of(ErrorKind::Config).check("no name", &error, &["empty", "`init`"]);
 }
 
 /// Each with a setting that would work.

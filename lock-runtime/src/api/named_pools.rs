@@ -70,9 +70,14 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// Installs `pool` under `name`, for `#[distributed_lock(pool = "name", ..)]`.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if the name is taken by a pool that was not shut down, on a runtime that has not ended, or by
-/// `testing::with_pool` around this call.
+/// [`ErrorKind::Config`] if the name is empty or taken. A pool takes its name until it is shut down or its runtime ends;
+/// `testing::with_pool` does for the calls within it.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
+    if name.is_empty() {
+        return Err(LockError::new(ErrorKind::Config, "the name of the pool is empty").remedy(
+            "write the name that functions name with `pool`; those without `pool` use the pool of `init`",
+        ));
+    }
     refuse_in_test(name)?;
     let core = pool.core().clone();
     {

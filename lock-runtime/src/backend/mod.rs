@@ -38,7 +38,7 @@ mod etcd;
 mod first_ended;
 #[cfg(feature = "metrics")]
 pub(crate) mod measured;
-mod memory;
+pub(crate) mod memory;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub(crate) mod notifier;

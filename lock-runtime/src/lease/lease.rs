@@ -31,8 +31,8 @@ use crate::lease::lease_state::{Ending, Expedited, LeaseState};
 use crate::lease::listeners::Listeners;
 use crate::lease::offer::Offer;
 use crate::lease::phase::Phase;
-use crate::queue::key_queue::Holder;
 use crate::queue::permit::KeyPermit;
+use crate::queue::permit_state::Holder;
 
 /// When the hold of a task begins.
 #[derive(Clone, Copy, Debug)]
@@ -77,32 +77,44 @@ impl Drop for RunningBody<'_> {
 ///
 /// Validity ends by the local clock only, at the send time of the last confirmed request plus the ttl less the drift. No
 /// answer is needed to end it, and [`is_held`](Self::is_held) reads nothing but the clock.
+///
+/// With very many leases a renewal is bound by the memory that it reads. So what it reads comes first, up to `offered_until`.
+/// What `spec` has of it is copied.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Lease {
     pub(crate) id: u64,
+    /// The end of validity in nanoseconds of the clock; 0 once the lease is lost, transferred or released.
+    valid_until: AtomicU64,
+    /// The latest time at which the store itself forgets the lease.
+    stored_until: AtomicU64,
+    /// The position of the lease in the queue of renewals.
+    scheduled_at: AtomicU64,
+    /// How long before the end of validity the body is cancelled.
+    cancel_margin: Duration,
+    /// When `max_hold` is over.
+    limit: Option<Instant>,
+    pub(crate) owner: Owner,
+    pub(crate) ttl: Ttl,
+    pub(crate) renew_every: Option<Duration>,
+    store_keys: Arc<[Key]>,
+    pub(crate) granted_at: Instant,
+    /// When `min_hold` is over: `granted_at` without one.
+    min_hold_until: Instant,
+    pub(crate) metrics: LockMetrics,
+    offer: Offer,
+    state: Mutex<LeaseState>,
+    clock: Clock,
+    /// A grant that the caller has not picked up by then is released: the end of the wait, and not before one ttl is
+    /// over.
+    offered_until: Instant,
     pub(crate) pool: Arc<str>,
     pub(crate) spec: Arc<LockSpec>,
-    pub(crate) owner: Owner,
-    /// Whether a task has it, or will get it.
-    has_holder: bool,
     /// Whether a thread is in the body at this moment.
     body_runs: AtomicBool,
     pub(crate) fence: Option<Fence>,
     /// When the wait began.
     requested_at: Instant,
-    pub(crate) granted_at: Instant,
-    /// Like `store_keys`, `ttl`, `renew_every` and `min_hold_until` from `spec`, which a renewal does not read: with very many leases
-    /// it is bound by the memory that it reads.
-    pub(crate) metrics: LockMetrics,
-    store_keys: Arc<[Key]>,
-    pub(crate) ttl: Ttl,
-    pub(crate) renew_every: Option<Duration>,
-    /// When `min_hold` is over: `granted_at` without one.
-    min_hold_until: Instant,
-    /// When `max_hold` is over.
-    limit: Option<Instant>,
-    /// How long before the end of validity the body is cancelled.
-    cancel_margin: Duration,
     /// When the request was sent to which the store granted the lock. After a hand-off, earlier than `granted_at` by whole
     /// holds.
     pub(crate) grant_sent_at: Instant,
@@ -110,18 +122,6 @@ pub(crate) struct Lease {
     pub(crate) ambiguous_until: Option<Instant>,
     /// When the store has forgotten earlier grants to this owner.
     earlier_until: Instant,
-    clock: Clock,
-    offer: Offer,
-    /// A grant that the caller has not picked up by then is released: the end of the wait, and not before one ttl is
-    /// over.
-    offered_until: Instant,
-    /// The end of validity in nanoseconds of the clock; 0 once the lease is lost, transferred or released.
-    valid_until: AtomicU64,
-    /// The latest time at which the store itself forgets the lease.
-    stored_until: AtomicU64,
-    /// The position of the lease in the queue of renewals.
-    scheduled_at: AtomicU64,
-    state: Mutex<LeaseState>,
     /// Notified when the renewal that a release waits for has ended.
     settles: Notify,
 }
@@ -145,8 +145,7 @@ impl Lease {
     pub(crate) fn without_holder(id: u64, former: &Self, grant: Grant) -> Self {
         let (pool, spec, clock) = (former.pool.clone(), former.spec.clone(), former.clock);
         let lease = Self::with_fence(id, pool, spec, grant, None, HoldTimes::now(clock), clock);
-        lease.pick_up();
-        Self { has_holder: false, ..lease }
+        Self { offer: Offer::to_no_task(), ..lease }
     }
 
     fn with_fence(
@@ -170,7 +169,6 @@ impl Lease {
         Self {
             id,
             pool,
-            has_holder: true,
             body_runs: AtomicBool::new(false),
             fence,
             requested_at,
@@ -187,7 +185,7 @@ impl Lease {
             ambiguous_until: grant.ambiguous_until,
             earlier_until: grant.earlier_until,
             clock,
-            offer: Offer::default(),
+            offer: Offer::to_task(),
             offered_until,
             valid_until: AtomicU64::new(valid_until.as_nanos()),
             stored_until: AtomicU64::new(grant.stored_until.as_nanos()),
@@ -265,7 +263,7 @@ impl Lease {
 
     /// Whether a task has it, or will get it: the lock does not linger.
     pub(crate) fn has_holder(&self) -> bool {
-        self.has_holder
+        !self.offer.is_to_no_task()
     }
 
     /// A thread polls the body, or drops it, until the returned value is dropped, also by a panic. Before a poll, the validity
@@ -296,7 +294,7 @@ impl Lease {
     /// Whether no holder will release it when it is lost. The lock lingers, or the grant was not picked up and is withdrawn
     /// by this call.
     pub(crate) fn withdraw_if_unclaimed(&self) -> bool {
-        !self.has_holder || self.withdraw()
+        self.offer.is_to_no_task() || self.withdraw()
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -376,7 +374,7 @@ impl Lease {
 
     fn locked_after(&self, delays: impl FnOnce(Loss) -> bool) -> Duration {
         // No body has begun under it.
-        if !self.has_holder || !self.offer.is_picked_up() {
+        if !self.offer.is_picked_up() {
             return Duration::ZERO;
         }
         let min_hold = self.remaining_min_hold();
@@ -440,7 +438,7 @@ impl Lease {
                 self.report_loss(loss);
                 drop(permit);
                 self.on_hold_ended();
-                if self.has_holder {
+                if self.has_holder() {
                     self.metrics.record(Measurement::Lost(loss));
                 }
                 listeners.wake();
@@ -456,7 +454,7 @@ impl Lease {
 
     /// Emits the event of `loss`. Not for a lock that lingers, which no task holds.
     pub(crate) fn report_loss(&self, loss: Loss) {
-        if self.has_holder {
+        if self.has_holder() {
             events::lost(self.origin(), self.owner.tag(), self.held_for(), loss);
         }
     }
@@ -464,7 +462,7 @@ impl Lease {
     /// The store has answered the release with "not held". Returns whether this is the first sign of a loss.
     pub(crate) fn lose_before_release(&self) -> bool {
         let mut state = self.state.lock();
-        let is_new = self.has_holder && state.loss.is_none();
+        let is_new = self.has_holder() && state.loss.is_none();
         if is_new {
             state.loss = Some(Loss::FoundAtRelease);
         }
@@ -597,7 +595,7 @@ impl Lease {
 
     /// Measures the end of the hold. Not for a lock that lingers, which no task holds.
     pub(crate) fn on_hold_ended(&self) {
-        if self.has_holder && self.metrics.is_on() {
+        if self.has_holder() && self.metrics.is_on() {
             self.metrics.record(Measurement::HoldEnded(self.held_for()));
         }
     }

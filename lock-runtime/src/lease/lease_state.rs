@@ -8,14 +8,15 @@ use crate::lease::listeners::Listeners;
 use crate::lease::phase::Phase;
 use crate::queue::permit::KeyPermit;
 
-/// What changes under the mutex of a lease.
+/// What changes under the mutex of a lease. What a renewal reads comes first, as in the lease.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct LeaseState {
     pub(super) phase: Phase,
+    /// Whether a sequencer names the owner token. The token is then not passed on to another holder.
+    pub(super) is_named: bool,
     /// Why validity ended before the release, if it did.
     pub(super) loss: Option<Loss>,
-    /// When the hold ended: by a loss, a release or a transfer.
-    pub(super) ended_at: Option<Instant>,
     pub(super) next_renewal: Option<Instant>,
     /// When the key may have changed after the renewal in flight was sent: its answer may be from before the change.
     pub(super) changed_since: Option<Instant>,
@@ -23,13 +24,13 @@ pub(super) struct LeaseState {
     pub(super) unconfirmed: Option<BackendError>,
     /// When the store has forgotten what the renewals that were never answered may have left there, if there are any.
     pub(super) late_renewals_until: Option<Instant>,
-    pub(super) listeners: Listeners,
-    /// Whether a sequencer names the owner token. The token is then not passed on to another holder.
-    pub(super) is_named: bool,
-    /// Reserved for later holders of this process.
-    pub(super) fences: Option<Fences>,
+    /// When the hold ended: by a loss, a release or a transfer.
+    pub(super) ended_at: Option<Instant>,
     /// Of all its keys, until a task releases them or the lease is lost.
     pub(super) permit: Option<KeyPermit>,
+    pub(super) listeners: Listeners,
+    /// Reserved for later holders of this process.
+    pub(super) fences: Option<Fences>,
 }
 
 impl LeaseState {

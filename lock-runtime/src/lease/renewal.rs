@@ -64,21 +64,21 @@ const UNSCHEDULED: Instant = Instant::ORIGIN;
 
 /// Leases that are renewed by one request.
 struct RenewalBatch {
-    leases: Vec<Arc<Lease>>,
+    unanswered: Unanswered,
     /// Half of the remaining time of the lease that expires first. The other half is for a second try. During that try the
     /// answer to the first one still counts.
     time_limit: Duration,
 }
 
-impl Default for RenewalBatch {
-    fn default() -> Self {
-        Self { leases: Vec::new(), time_limit: Duration::MAX }
-    }
-}
-
 impl RenewalBatch {
+    fn new(renewals: &Arc<RenewalScheduler>, clock: Clock) -> Self {
+        let (renewals, leases) = (renewals.clone(), Vec::new());
+        let unanswered = Unanswered { renewals, clock, leases, is_sent: false };
+        Self { unanswered, time_limit: Duration::MAX }
+    }
+
     fn add(&mut self, lease: Arc<Lease>, time_limit: Duration) {
-        self.leases.push(lease);
+        self.unanswered.leases.push(lease);
         self.time_limit = self.time_limit.min(time_limit);
     }
 }
@@ -156,7 +156,8 @@ impl RenewalScheduler {
     fn tick(self: &Arc<Self>, config: &Arc<RenewalConfig>, due: &[Arc<Lease>], now: Instant) {
         // A lease close to expiry has less time for a request than others. A lease whose last renewal failed may be on a
         // silent server of a cluster.
-        let mut batches: [RenewalBatch; 4] = Default::default();
+        let empty = |_| RenewalBatch::new(self, config.clock);
+        let mut batches: [_; 4] = std::array::from_fn(empty);
         for lease in due {
             lease.schedule_at(UNSCHEDULED);
             match lease.poll_renewal(now + TICK) {
@@ -175,14 +176,14 @@ impl RenewalScheduler {
             }
         }
         // A task per batch: a silent store does not stop the clock of other batches.
-        for RenewalBatch { mut leases, time_limit } in batches {
-            let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
+        for RenewalBatch { mut unanswered, time_limit } in batches {
+            let count = u32::try_from(unanswered.leases.len()).unwrap_or(u32::MAX);
             let for_all = config.request_timeout.saturating_add(TIME_PER_REQUEST * count);
             let limits = [time_limit.min(for_all), time_limit.saturating_mul(2)];
-            while !leases.is_empty() {
-                let rest = leases.split_off(leases.len().min(config.most_together));
-                config.driver.spawn(self.clone().renew(config.clone(), leases, limits));
-                leases = rest;
+            while !unanswered.leases.is_empty() {
+                let rest = unanswered.split_off(config.most_together);
+                config.driver.spawn(self.clone().renew(config.clone(), unanswered, limits));
+                unanswered = rest;
             }
         }
     }
@@ -192,19 +193,19 @@ impl RenewalScheduler {
     async fn renew(
         self: Arc<Self>,
         config: Arc<RenewalConfig>,
-        batch: Vec<Arc<Lease>>,
+        mut unanswered: Unanswered,
         [limit, late_limit]: [Duration; 2],
     ) {
-        let requests: Vec<_> = batch.iter().map(|lease| lease.to_store()).collect();
-        let unanswered =
-            Unanswered { renewals: &self, clock: config.clock, leases: batch.into_iter() };
+        let leases = &unanswered.leases;
+        let requests: Vec<_> = leases.iter().map(|lease| lease.to_store()).collect();
         let sent = config.clock.now();
+        unanswered.is_sent = true;
         let mut call = pin!(config.backend.renew(&requests));
         if let Ok(outcomes) = timeout(limit, &mut call).await {
             return self.on_answer(&config, unanswered, sent, RenewalAnswer::Outcomes(outcomes));
         }
         // A lease that ends meanwhile is not kept alive, nor is its span.
-        let leases: Vec<_> = unanswered.leases.as_slice().iter().map(Arc::downgrade).collect();
+        let leases: Vec<_> = unanswered.leases.iter().map(Arc::downgrade).collect();
         let answer = RenewalAnswer::AwaitedUntil(sent + late_limit);
         self.on_answer(&config, unanswered, sent, answer);
         if let Ok(outcomes) = timeout(late_limit - limit, call).await {
@@ -237,7 +238,7 @@ impl RenewalScheduler {
     fn on_answer(
         &self,
         config: &RenewalConfig,
-        mut unanswered: Unanswered<'_>,
+        mut unanswered: Unanswered,
         sent: Instant,
         answer: RenewalAnswer,
     ) {
@@ -248,15 +249,16 @@ impl RenewalScheduler {
                 "the store did not answer a renewal in time",
             ))
         };
-        let (outcomes, end) = match answer {
+        let (mut outcomes, end) = match answer {
             RenewalAnswer::Outcomes(outcomes) => (outcomes, now),
-            RenewalAnswer::AwaitedUntil(end) => (vec![silence()], end),
+            RenewalAnswer::AwaitedUntil(end) => (Vec::new(), end),
         };
+        outcomes.resize_with(unanswered.leases.len(), silence);
         (config.on_outcome)(sent, BackendError::of_all(&outcomes));
-        let mut outcomes = outcomes.into_iter();
-        // Not by value: a drop half-way reports the leases that are left.
-        for lease in unanswered.leases.by_ref() {
-            match outcomes.next().unwrap_or_else(silence) {
+        // From the end: a drop half-way reports this lease and those that are left.
+        for outcome in outcomes.into_iter().rev() {
+            let Some(lease) = unanswered.leases.last().cloned() else { break };
+            match outcome {
                 Ok(LeaseStatus::Held) => {
                     let interval = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.on_renewed(sent, interval);
@@ -281,6 +283,7 @@ impl RenewalScheduler {
                 }
             }
             self.schedule(&lease);
+            unanswered.leases.pop();
         }
     }
 }
@@ -299,18 +302,29 @@ enum RenewalAnswer {
     AwaitedUntil(Instant),
 }
 
-/// Leases with a renewal in flight. Dropped before the answer, by a panic or because the driver's runtime ends, it
-/// reports a failed renewal for those that are left. So no lease stays in the phase of a renewal that never ends.
-struct Unanswered<'a> {
-    renewals: &'a RenewalScheduler,
+/// Leases in the phase of a renewal. Dropped before the answer, by a panic or because the driver's runtime ends, it reports a
+/// failed renewal for those that are left. So no lease stays in the phase of a renewal that never ends.
+struct Unanswered {
+    renewals: Arc<RenewalScheduler>,
     clock: Clock,
-    leases: std::vec::IntoIter<Arc<Lease>>,
+    leases: Vec<Arc<Lease>>,
+    is_sent: bool,
 }
 
-impl Drop for Unanswered<'_> {
+impl Unanswered {
+    /// Keeps the first `count` leases, and returns the others.
+    fn split_off(&mut self, count: usize) -> Self {
+        let leases = self.leases.split_off(self.leases.len().min(count));
+        Self { renewals: self.renewals.clone(), clock: self.clock, leases, is_sent: self.is_sent }
+    }
+}
+
+impl Drop for Unanswered {
     fn drop(&mut self) {
-        for lease in self.leases.by_ref() {
-            let error = BackendError::new(FailureKind::MaybeApplied, "a renewal was cut off");
+        for lease in self.leases.drain(..) {
+            let kind =
+                if self.is_sent { FailureKind::MaybeApplied } else { FailureKind::NotApplied };
+            let error = BackendError::new(kind, "a renewal was cut off");
             let now = self.clock.now();
             lease.on_renewal_failed(now, now, error);
             self.renewals.schedule(&lease);
@@ -321,6 +335,7 @@ impl Drop for Unanswered<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::memory::Memory;
     use crate::lease::lease::tests::{lease_with, successor};
 
     fn scheduled(renewals: &RenewalScheduler) -> Vec<u64> {
@@ -374,6 +389,52 @@ mod tests {
         renewals.transfer(&former, &next);
         let due = renewals.0.take_until(early);
         assert_eq!(due.iter().map(|lease| lease.id).collect::<Vec<_>>(), [2]);
+    }
+
+    fn config(clock: Clock) -> Arc<RenewalConfig> {
+        Arc::new(RenewalConfig {
+            backend: Arc::new(Memory::open("", clock).unwrap()),
+            clock,
+            driver: Driver::current().unwrap(),
+            request_timeout: Duration::from_secs(1),
+            most_together: 1,
+            end_hold: Box::new(|_| panic!("planned")),
+            on_outcome: Box::new(|_, _| {}),
+            failures: Throttle::default(),
+        })
+    }
+
+    /// As if the driver ended before it runs the task of the renewal.
+    #[tokio::test]
+    async fn a_renewal_that_is_not_sent_is_due_again_and_leaves_nothing_behind() {
+        let (clock, renewals) = (Clock::Boot, Arc::<RenewalScheduler>::default());
+        let lease = lease_with(1);
+        assert!(lease.pick_up());
+        let ttl = lease.ttl.get();
+        let action = lease.poll_renewal(clock.now() + ttl / 2);
+        assert!(matches!(action, RenewalAction::Renew { .. }));
+        let mut batch = RenewalBatch::new(&renewals, clock);
+        batch.add(lease.clone(), ttl);
+        drop(renewals.clone().renew(config(clock), batch.unanswered, [ttl; 2]));
+        assert!(lease.due().is_some_and(|due| due < clock.now() + ttl / 4), "{lease:?}");
+        assert_eq!((scheduled(&renewals), lease.late_renewals_until()), (vec![1], None));
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_a_tick_leaves_no_renewal_in_flight() {
+        let (clock, config) = (Clock::Boot, config(Clock::Boot));
+        let renewals = Arc::<RenewalScheduler>::default();
+        let (renewed, ended) = (lease_with(1), lease_with(2));
+        let ttl = renewed.ttl.get();
+        assert!(matches!(renewed.poll_renewal(clock.now() + ttl / 2), RenewalAction::Renew { .. }));
+        renewed.on_renewed(clock.now() + ttl / 2, ttl / 4);
+        assert!(renewed.pick_up());
+        // The validity of one lease is over, and a renewal of the other is due.
+        let leases = [renewed.clone(), ended];
+        let later = clock.now() + ttl;
+        assert!(panic_boundary::call(|| renewals.tick(&config, &leases, later)).is_err());
+        assert!(renewed.due().is_some_and(|due| due < clock.now() + ttl / 4), "{renewed:?}");
+        assert_eq!(scheduled(&renewals), [1]);
     }
 
     /// The driver has the answer to a renewal of the former lease, and has read when the next one is due.

@@ -12,7 +12,8 @@ use crate::lease::held_lease::HeldLease;
 use crate::lease::lease::{HoldTimes, Lease};
 use crate::lock::core::PoolCore;
 use crate::lock::waiter::LeaseReply;
-use crate::queue::key_queue::{Contention, Holder};
+use crate::queue::key_queue::Contention;
+use crate::queue::permit_state::Holder;
 
 /// Makes a lease of `grant`: tracked, scheduled for renewal, known to the queues of its keys. The wait for it began at
 /// `requested_at`. `contention` is what the store says about other waiters.

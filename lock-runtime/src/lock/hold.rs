@@ -17,7 +17,8 @@ use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::linger::{self, LingerOutcome};
 use crate::lock::outgoing::{Outgoing, PendingRelease};
-use crate::queue::key_queue::{Holder, WaitFor};
+use crate::queue::key_queue::WaitFor;
+use crate::queue::permit_state::Holder;
 
 impl LeaseOwner for PoolCore {
     fn end_hold(self: Arc<Self>, lease: &Arc<Lease>, mode: ReleaseMode) -> Option<Releasing> {
@@ -46,8 +47,8 @@ impl LeaseOwner for PoolCore {
         let release = Outgoing::Release(PendingRelease::new(lease.clone(), reply));
         // The driver may note it after the next call for the same key. An awaited release of one key notes it as it is sent.
         let is_noted_later = mode == ReleaseMode::Awaited && lease.spec.single_key().is_some();
-        if !is_noted_later && lease.has_permit() {
-            self.queue.mark_releasing(&lease.spec.store_keys);
+        if !is_noted_later && let Some(keys) = lease.permit_keys() {
+            self.queue.mark_releasing(&keys, lease.id);
         }
         match mode {
             ReleaseMode::Awaited => self.send_from_caller(release),

@@ -16,7 +16,7 @@ use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::waiter::LockWaiter;
-use crate::queue::key_queue::Holder;
+use crate::queue::permit_state::Holder;
 
 /// What became of the lock of a hold that has ended.
 pub(super) enum LingerOutcome {

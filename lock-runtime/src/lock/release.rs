@@ -287,7 +287,7 @@ fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
     }
     let window = core.config.barging_window;
     let interval = window.map(|window| window.interval);
-    match core.queue.begin_release(key, interval, now, || lease.expected_holders()) {
+    match core.queue.begin_release(key, lease.id, interval, now, || lease.expected_holders()) {
         AfterRelease::NoWaiter => {}
         AfterRelease::BargingWindow => {
             request.barging_window = window.map_or(Duration::ZERO, |window| window.length);
@@ -295,7 +295,7 @@ fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
         AfterRelease::Successor(spec) => {
             request.successor = Owner::random().ok().map(|owner| {
                 // Before the store knows the owner, so that its notification is not missed.
-                core.queue.set_owner(key, owner);
+                core.queue.name_successor(key, owner);
                 Successor::for_owner(&spec, owner)
             });
         }

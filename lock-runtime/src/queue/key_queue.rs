@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::base::backend_error::BackendError;
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::fence::ExpectedHolders;
@@ -13,9 +14,9 @@ use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
 use crate::exec::panic_boundary;
-use crate::exec::timer_queue::TimerQueue;
-use crate::queue::last_answer::{LastAnswer, WaitEnd};
+use crate::queue::last_answer::{self, LastAnswer, WaitEnd};
 use crate::queue::permit::KeyPermit;
+use crate::queue::permit_state::{Holder, PermitState};
 use crate::queue::wake_signal::WakeSignal;
 
 /// What a queue needs to know about a waiter for a lock.
@@ -37,12 +38,8 @@ pub(super) struct KeyQueue<W> {
     /// `None` if nothing has waited since the permit went out. So a lock that is only held takes less memory.
     waits: Option<Box<Waits<W>>>,
     pub(super) last_answer: LastAnswer,
-    /// The holder of the lock in this process.
-    pub(super) holder: Option<Holder>,
     /// Whether other processes wait for the lock.
     pub(super) contention: Contention,
-    /// The linger of the lock: its [`holder`](Self::holder) is a lease without a task, which has the permit.
-    pub(super) linger: Option<Box<Linger>>,
     /// Since when the lock has not been left free.
     pub(super) held_since: Option<Instant>,
 }
@@ -60,19 +57,8 @@ struct Waits<W> {
     registered: Vec<StepwiseRequest>,
     /// For the task that waits for the store on the queue's behalf, also before there is one.
     wake: Option<Arc<WakeSignal>>,
-    /// The owner token of the queue's requests.
-    owner: Option<Owner>,
     /// How many holders of this process the next grant is expected to have, by the last one.
     expected_holders: ExpectedHolders,
-}
-
-/// Where the permit of a key is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum PermitState {
-    #[default]
-    Free,
-    /// In use since then.
-    Out(Instant),
 }
 
 /// Whether other processes wait for a lock.
@@ -94,44 +80,6 @@ impl Contention {
             None => Self::Unknown,
         }
     }
-}
-
-/// A lock that stays with its process unused. It has a timer, which is removed with it.
-#[derive(Debug)]
-pub(super) struct Linger {
-    key: Key,
-    pub(super) until: Instant,
-    /// Distinguishes its timer from others of the same moment.
-    id: u64,
-    timers: Arc<TimerQueue<Key>>,
-}
-
-impl Linger {
-    pub(super) fn new(key: Key, until: Instant, id: u64, timers: Arc<TimerQueue<Key>>) -> Self {
-        timers.insert(until, id, key.clone());
-        Self { key, until, id, timers }
-    }
-
-    /// Makes its end due immediately.
-    fn end(&mut self) {
-        self.timers.remove(self.until, self.id);
-        self.until = Instant::ORIGIN;
-        self.timers.insert(self.until, self.id, self.key.clone());
-    }
-}
-
-impl Drop for Linger {
-    fn drop(&mut self) {
-        self.timers.remove(self.until, self.id);
-    }
-}
-
-/// A lease of this process, by its number.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Holder {
-    pub(crate) lease: u64,
-    pub(crate) owner: Owner,
-    pub(crate) since: Instant,
 }
 
 /// A request for several keys that asks the store for one of them.
@@ -231,9 +179,7 @@ impl<W> Default for KeyQueue<W> {
             permit: PermitState::Free,
             waits: None,
             last_answer: LastAnswer::None,
-            holder: None,
             contention: Contention::None,
-            linger: None,
             held_since: None,
         }
     }
@@ -247,7 +193,6 @@ impl<W> Default for Waits<W> {
             unreserved_until: None,
             registered: Vec::new(),
             wake: None,
-            owner: None,
             expected_holders: ExpectedHolders::default(),
         }
     }
@@ -269,18 +214,18 @@ impl<W> KeyQueue<W> {
 
     /// The permit, which was free, goes out for a request. The lock has been left free until now.
     pub(super) fn give_out(&mut self, now: Instant) {
-        self.permit = PermitState::Out(now);
+        self.permit.go_out(now);
         self.last_answer = LastAnswer::Pending(now);
         self.held_since = Some(now);
     }
 
     /// Whether the next task to arrive gets the permit.
     pub(super) fn is_open(&self) -> bool {
-        self.permit == PermitState::Free && self.reserved_for().is_none()
+        self.permit.is_free() && self.reserved_for().is_none()
     }
 
     pub(super) fn is_vacant(&self) -> bool {
-        self.permit == PermitState::Free && self.has_no_waiters()
+        self.permit.is_free() && self.has_no_waiters()
     }
 
     pub(super) fn has_no_waiters(&self) -> bool {
@@ -379,29 +324,70 @@ impl<W> KeyQueue<W> {
         }
     }
 
-    /// The owner token of the queue's requests.
-    pub(super) fn owner(&self) -> Option<Owner> {
-        self.waits.as_ref()?.owner
+    /// The queue sends its requests under `owner`, which the release that has begun names. Returns the signal to send one.
+    pub(super) fn name_successor(&mut self, owner: Owner) -> Arc<WakeSignal> {
+        self.permit.name_successor(owner);
+        self.on_next_owner()
     }
 
-    /// The queue sends its requests under `owner`. Returns the signal to send one.
-    pub(super) fn set_owner(&mut self, owner: Owner) -> Arc<WakeSignal> {
-        let waits = self.waits();
-        waits.owner = Some(owner);
-        waits.wake.get_or_insert_default().clone()
+    /// The queue sends its requests under `owner`: no lease of this process holds the lock, and no release is in flight. Returns
+    /// the signal to send one.
+    pub(super) fn request_as(
+        &mut self,
+        owner: Owner,
+        now: impl FnOnce() -> Instant,
+    ) -> Arc<WakeSignal> {
+        self.permit.request_as(owner, now);
+        self.on_next_owner()
     }
 
-    /// A lease of this process holds the lock.
+    fn on_next_owner(&mut self) -> Arc<WakeSignal> {
+        self.contention = Contention::None;
+        self.waits().wake.get_or_insert_default().clone()
+    }
+
+    /// A lease of this process holds the lock, unless it has passed its permit on.
     pub(super) fn set_holder(&mut self, holder: Holder) {
-        self.holder = Some(holder);
-        self.last_answer = LastAnswer::Held { expires_in: None };
-        // A lease that was lost immediately has passed its permit on.
-        if let PermitState::Out(since) = &mut self.permit {
-            *since = holder.since;
+        if !self.permit.hold(holder) {
+            return;
         }
+        self.last_answer = LastAnswer::Held { expires_in: None };
         // No request is under way, and none is due: the next one is sent after the release.
         if let Some(waits) = &mut self.waits {
-            (waits.owner, waits.wake) = (None, None);
+            waits.wake = None;
+        }
+    }
+
+    /// The release of the lease of this number begins, if it holds the lock.
+    pub(super) fn begin_release(&mut self, lease: u64) {
+        if self.permit.begin_release(lease) {
+            self.last_answer = LastAnswer::None;
+        }
+    }
+
+    /// Whether nothing waits for the lock but the lease that holds it, which may have several keys.
+    pub(super) fn has_no_other_waiters(&self) -> bool {
+        let owner = self.permit.holder().map(|holder| holder.owner);
+        self.reserved_for().is_none()
+            && self.entry_count() == 0
+            && self.registered().iter().all(|request| Some(request.owner) == owner)
+    }
+
+    /// Whether this process releases the lock, and no try has failed.
+    pub(super) fn is_being_released(&self) -> bool {
+        self.permit.is_releasing() && matches!(self.last_answer, LastAnswer::None)
+    }
+
+    /// The error of a wait that ends at `now`. `last_failure` is the last failure of any key.
+    pub(super) fn wait_error(
+        &self,
+        end: WaitEnd,
+        now: Instant,
+        last_failure: Option<&BackendError>,
+    ) -> LockError {
+        match last_failure {
+            None if self.is_being_released() => last_answer::still_releasing(end),
+            _ => self.last_answer.wait_error(end, now, last_failure),
         }
     }
 
@@ -426,11 +412,8 @@ impl<W> KeyQueue<W> {
 
     /// Since when a request of rank `id` cannot have the permit; `None` if it can.
     pub(super) fn missing_since(&self, id: u64) -> Option<Instant> {
-        match (self.permit, self.reserved_for()) {
-            (PermitState::Out(since), _) => Some(since),
-            (PermitState::Free, Some(rank)) if rank < id => Some(Instant::NEVER),
-            (PermitState::Free, _) => None,
-        }
+        let is_reserved = || self.reserved_for().is_some_and(|rank| rank < id);
+        self.permit.out_since().or_else(|| is_reserved().then_some(Instant::NEVER))
     }
 
     /// Whether the permit may be reserved for a request of rank `id`.
@@ -443,7 +426,7 @@ impl<W> KeyQueue<W> {
 
     pub(super) fn add(&mut self, entry: QueueEntry<W>) {
         self.waits().entries.insert(entry.id, entry);
-        self.end_linger();
+        self.permit.end_linger();
         // A request for several keys that holds this one releases it sooner.
         for registered in self.registered() {
             registered.wake.notify();
@@ -453,12 +436,10 @@ impl<W> KeyQueue<W> {
     /// The permit is free again.
     pub(super) fn on_permit_dropped(&mut self) {
         self.permit = PermitState::Free;
-        self.holder = None;
         if let Some(waits) = &mut self.waits {
-            (waits.wake, waits.owner) = (None, None);
+            waits.wake = None;
         }
         self.contention = Contention::None;
-        self.linger = None;
     }
 
     /// Whether the lock may linger: nothing waits for it, as far as the store says. If it does not say, the hold must have
@@ -472,19 +453,6 @@ impl<W> KeyQueue<W> {
         may_linger && self.has_no_waiters()
     }
 
-    /// Ends the linger, if the lock lingers. Returns the number of its lease.
-    pub(super) fn take_linger(&mut self) -> Option<u64> {
-        self.linger.take()?;
-        Some(self.holder?.lease)
-    }
-
-    /// Makes the end of the linger due immediately, if the lock lingers.
-    pub(super) fn end_linger(&mut self) {
-        if let Some(linger) = &mut self.linger {
-            linger.end();
-        }
-    }
-
     /// Has the store asked immediately.
     pub(super) fn wake(&mut self) {
         self.request_by(Instant::ORIGIN);
@@ -493,16 +461,16 @@ impl<W> KeyQueue<W> {
         }
     }
 
-    /// Has the store asked no later than `moment`. Not while this process holds the lock, until its release names the next owner.
+    /// Has the store asked no later than `moment`, if a request can be due.
     pub(super) fn request_by(&mut self, moment: Instant) {
-        if self.holder.is_none() || self.owner().is_some() {
+        if self.permit.may_request() {
             self.waits().wake.get_or_insert_default().request_by(moment);
         }
     }
 
     pub(super) fn mark_contended(&mut self) {
         self.contention = Contention::Known;
-        self.end_linger();
+        self.permit.end_linger();
         for registered in self.registered_mut() {
             registered.contended = true;
             registered.wake.notify();

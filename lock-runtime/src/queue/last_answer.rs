@@ -9,7 +9,7 @@ use crate::base::options::Wait;
 use crate::base::policy::Policy;
 
 /// The last answer of the store for a key. A waiter that times out gets `Conflict` if the store reported a holder. It also
-/// gets `Conflict` if a task of this process holds, requests or releases the lock and nothing has failed. Otherwise it gets
+/// gets `Conflict` if a task of this process holds or requests the lock and nothing has failed. Otherwise it gets
 /// `Backend`.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum LastAnswer {
@@ -17,8 +17,6 @@ pub(crate) enum LastAnswer {
     None,
     /// A request was sent at this moment, and no answer has arrived.
     Pending(Instant),
-    /// This process releases the lock, and no answer has arrived.
-    Releasing,
     /// Another owner holds the lock.
     Held {
         expires_in: Option<Duration>,
@@ -70,10 +68,9 @@ impl LastAnswer {
         const USUAL: Duration = Duration::from_millis(250);
         match self {
             Self::Pending(since) if now.since(*since) >= USUAL => unanswered(now.since(*since)),
-            Self::None | Self::Pending(_) | Self::Releasing => match (last_failure, self) {
-                (Some(last_failure), _) => LockError::backend(last_failure.clone()),
-                (None, Self::Releasing) => conflict(RELEASING, end.into(), None),
-                (None, _) => conflict(ANOTHER, end.into(), None),
+            Self::None | Self::Pending(_) => match last_failure {
+                Some(last_failure) => LockError::backend(last_failure.clone()),
+                None => conflict(ANOTHER, end.into(), None),
             },
             Self::Held { expires_in } => conflict(ANOTHER, end.into(), *expires_in),
             Self::Failed(error) => LockError::backend(error.clone()),
@@ -82,7 +79,12 @@ impl LastAnswer {
 }
 
 const ANOTHER: &str = "the lock is held by another owner";
-const RELEASING: &str = "this process is still releasing the lock";
+
+/// The error for a wait that ends while this process releases the lock.
+#[cold]
+pub(super) fn still_releasing(end: WaitEnd) -> LockError {
+    conflict("this process is still releasing the lock", end, None)
+}
 
 #[cold]
 fn unanswered(silent_for: Duration) -> LockError {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::base::clock::Instant;
 use crate::base::key::Key;
-use crate::queue::key_queue::{Holder, KeyQueue, Linger, Waiter};
+use crate::queue::key_queue::{KeyQueue, Waiter};
+use crate::queue::permit_state::{Holder, Linger};
 use crate::queue::wait_queue::WaitQueues;
 
 impl<W: Waiter> WaitQueues<W> {
@@ -43,7 +44,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let queues = &mut *queues;
         let may_linger = |queue: &&mut KeyQueue<W>| {
-            queue.holder.is_some_and(|holder| holder.lease == lease) && queue.may_linger(is_recent)
+            queue.permit.is_held_by(lease) && queue.may_linger(is_recent)
         };
         let Some(queue) = queues.by_key.get_mut(key).filter(may_linger) else { return false };
         if queues.lingers_ended {
@@ -51,21 +52,21 @@ impl<W: Waiter> WaitQueues<W> {
         }
         queues.last_id += 1;
         let linger = Linger::new(key.clone(), until, queues.last_id, self.lingers.clone());
-        queue.linger = Some(Box::new(linger));
+        queue.permit.begin_linger(linger);
         true
     }
 
     /// Ends the linger of `key`, even before its time. The caller has to release or transfer the lease of this number. `None` if
     /// the lock does not linger.
     pub(crate) fn end_linger(&self, key: &Key) -> Option<u64> {
-        self.lock().by_key.get_mut(key)?.take_linger()
+        self.lock().by_key.get_mut(key)?.permit.take_linger()
     }
 
     /// Like [`end_linger`](Self::end_linger), for all keys. No later linger begins.
     pub(crate) fn end_all_lingers(&self) -> Vec<u64> {
         let mut queues = self.lock();
         queues.lingers_ended = true;
-        queues.by_key.values_mut().filter_map(KeyQueue::take_linger).collect()
+        queues.by_key.values_mut().filter_map(|queue| queue.permit.take_linger()).collect()
     }
 
     /// Waits for the ends of lingers, by their time or because something waits. Otherwise like
@@ -77,9 +78,8 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         // The time of an earlier linger may be over, and that of a later one not.
         let mut end = |key: Key| {
-            let queue = queues.by_key.get_mut(&key)?;
-            let is_over = queue.linger.as_ref().is_some_and(|linger| linger.until <= now);
-            if is_over { queue.take_linger() } else { None }
+            let permit = &mut queues.by_key.get_mut(&key)?.permit;
+            if permit.has_lingered(now) { permit.take_linger() } else { None }
         };
         due.into_iter().filter_map(&mut end).collect()
     }

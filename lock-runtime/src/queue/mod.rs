@@ -5,6 +5,7 @@ pub(crate) mod last_answer;
 mod lingers;
 mod notifications;
 pub(crate) mod permit;
+pub(crate) mod permit_state;
 pub(crate) mod permits_wait;
 pub(crate) mod wait_params;
 pub(crate) mod wait_queue;

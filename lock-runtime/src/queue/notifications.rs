@@ -13,7 +13,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         queues.by_key.get_mut(key)?.wake();
         let (key, queue) = queues.by_key.get_key_value(key)?;
-        Some((key.clone(), queue.holder?.lease))
+        Some((key.clone(), queue.permit.holder()?.lease))
     }
 
     /// Any key may have changed; otherwise like [`wake`](Self::wake).
@@ -23,14 +23,14 @@ impl<W: Waiter> WaitQueues<W> {
             queue.wake();
             // The notification of a waiter may have been missed.
             queue.mark_contended();
-            Some((key.clone(), queue.holder?.lease))
+            Some((key.clone(), queue.permit.holder()?.lease))
         };
         queues.by_key.iter_mut().filter_map(wake).collect()
     }
 
     /// The number of the lease of this process that holds `key`.
     pub(crate) fn holder(&self, key: &Key) -> Option<u64> {
-        Some(self.lock().by_key.get(key)?.holder?.lease)
+        Some(self.lock().by_key.get(key)?.permit.holder()?.lease)
     }
 
     /// `owner` is first in the store's wait queue: it has the lock no later than `by`. `false` if no request of this
@@ -38,7 +38,7 @@ impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn promote(&self, key: &str, owner: &Owner, by: Instant) -> bool {
         let mut queues = self.lock();
         let Some(queue) = queues.by_key.get_mut(key) else { return false };
-        if queue.owner() == Some(*owner) {
+        if queue.permit.requests_owner() == Some(*owner) {
             queue.request_by(by);
             return true;
         }
@@ -47,7 +47,7 @@ impl<W: Waiter> WaitQueues<W> {
             return true;
         }
         // The holder needs no notification, and keeps the lock.
-        queue.holder.is_some_and(|holder| holder.owner == *owner)
+        queue.permit.holder().is_some_and(|holder| holder.owner == *owner)
     }
 
     /// Other processes wait for `key`.

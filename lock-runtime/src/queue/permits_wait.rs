@@ -20,7 +20,7 @@ use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::exec::driver::Driver;
 use crate::queue::key_queue::{
-    KeyQueue, PermitState, PermitsReply, PermitsWait, QueueEntry, StepwiseRequest, WaitFor, Waiter,
+    KeyQueue, PermitsReply, PermitsWait, QueueEntry, StepwiseRequest, WaitFor, Waiter,
 };
 use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::permit::Attached;
@@ -168,7 +168,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         for key in keys {
             let queue = queues.by_key.entry(key.clone()).or_default();
-            queue.end_linger();
+            queue.permit.end_linger();
             match queue.registered_mut().iter_mut().find(|entry| entry.id == id) {
                 Some(entry) => entry.owner = owner,
                 None => {
@@ -270,7 +270,7 @@ impl<W: Waiter> Queues<W> {
         for key in keys {
             match self.by_key.get_mut(key) {
                 Some(queue) => {
-                    queue.permit = PermitState::Out(now);
+                    queue.permit.go_out(now);
                     if queue.reserved_for() == Some(id) {
                         queue.unreserve();
                     }
@@ -353,7 +353,7 @@ impl<W: Waiter> Queues<W> {
     #[cfg(test)]
     pub(super) fn check(&self) {
         for (key, queue) in &self.by_key {
-            if queue.permit == PermitState::Free {
+            if queue.permit.is_free() {
                 let are_later = |rank| queue.entries().all(|entry| rank < entry.id);
                 let is_right = queue.reserved_for().map_or(queue.entry_count() == 0, are_later);
                 assert!(is_right, "{key} has a free permit and waiters");

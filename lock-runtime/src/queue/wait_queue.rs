@@ -23,10 +23,9 @@ use crate::base::owner::Owner;
 use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::timer_queue::TimerQueue;
-use crate::queue::key_queue::{
-    Contention, Holder, KeyQueue, PermitState, PermitsReply, QueueEntry, WaitFor, Waiter,
-};
+use crate::queue::key_queue::{Contention, KeyQueue, PermitsReply, QueueEntry, WaitFor, Waiter};
 use crate::queue::last_answer::{LastAnswer, WaitEnd};
+use crate::queue::permit_state::Holder;
 use crate::queue::wait_params::WaitParams;
 use crate::queue::wake_signal::WakeSignal;
 
@@ -158,7 +157,7 @@ impl<W: Waiter> WaitQueues<W> {
             queue.give_out(now);
             return Ok((id, Enqueued::Head(waiter)));
         }
-        if let Some(lease) = queue.take_linger() {
+        if let Some(lease) = queue.permit.take_linger() {
             return Ok((id, Enqueued::Lingering(waiter, lease)));
         }
         if deadline.is_some_and(|deadline| deadline <= now) {
@@ -330,28 +329,23 @@ impl<W: Waiter> WaitQueues<W> {
         }
     }
 
-    /// The queue sends its requests under `owner` from now on. Returns the signal to send one.
-    pub(crate) fn set_owner(&self, key: &Key, owner: Owner) -> Arc<WakeSignal> {
-        let mut queues = self.lock();
-        let queue = queues.queue_of_permit(key);
-        queue.contention = Contention::None;
-        queue.set_owner(owner)
+    /// The release of `key`, which has begun, names `owner` as the next one: later requests are sent under it.
+    pub(crate) fn name_successor(&self, key: &Key, owner: Owner) -> Arc<WakeSignal> {
+        self.lock().queue_of_permit(key).name_successor(owner)
     }
 
-    /// Like [`set_owner`](Self::set_owner), when no lease of this process holds the lock and no release is in flight.
-    pub(crate) fn set_owner_of_free(&self, key: &Key, owner: Owner) -> Arc<WakeSignal> {
-        let mut queues = self.lock();
-        let queue = queues.queue_of_permit(key);
-        (queue.contention, queue.holder) = (Contention::None, None);
-        queue.set_owner(owner)
+    /// Requests for `key` are sent under `owner` from now on: no lease of this process holds the lock, and no release is in
+    /// flight. Returns the signal to send one.
+    pub(crate) fn request_as(&self, key: &Key, owner: Owner) -> Arc<WakeSignal> {
+        self.lock().queue_of_permit(key).request_as(owner, || self.clock.now())
     }
 
-    /// A lease of this process, with the permits of `keys`, is going to be released.
-    pub(crate) fn mark_releasing(&self, keys: &[Key]) {
+    /// The lease of this number, with the permits of `keys`, is going to be released.
+    pub(crate) fn mark_releasing(&self, keys: &[Key], lease: u64) {
         let mut queues = self.lock();
         for key in keys {
             if let Some(queue) = queues.by_key.get_mut(key) {
-                queue.last_answer = LastAnswer::Releasing;
+                queue.begin_release(lease);
             }
         }
     }
@@ -360,24 +354,24 @@ impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn are_being_released(&self, keys: &[Key]) -> bool {
         let queues = self.lock();
         let mut in_use = keys.iter().filter_map(|key| queues.by_key.get(key)).peekable();
-        let is_being_released = |queue: &KeyQueue<W>| {
-            matches!(queue.last_answer, LastAnswer::Releasing) && queue.has_no_waiters()
-        };
+        let is_being_released =
+            |queue: &KeyQueue<W>| queue.is_being_released() && queue.has_no_other_waiters();
         in_use.peek().is_some() && in_use.all(is_being_released)
     }
 
-    /// The release of `key` begins at `now`. Returns what it leads to. If the lock has not been left free for `barging_interval`, a barging
+    /// The release of the lease of this number, which holds `key`, begins at `now`. Returns what it leads to. If the lock has not been left free for `barging_interval`, a barging
     /// window begins. The next grant is expected to have `expected_holders`; without waiters the closure is not called.
     pub(crate) fn begin_release(
         &self,
         key: &Key,
+        lease: u64,
         barging_interval: Option<Duration>,
         now: Instant,
         expected_holders: impl FnOnce() -> ExpectedHolders,
     ) -> AfterRelease {
         let mut queues = self.lock();
         let Some(queue) = queues.by_key.get_mut(key) else { return AfterRelease::NoWaiter };
-        queue.last_answer = LastAnswer::Releasing;
+        queue.begin_release(lease);
         queue.note_expected_holders(expected_holders);
         if queue.is_barging_due(barging_interval, now) {
             queue.held_since = Some(now);
@@ -401,10 +395,7 @@ impl<W: Waiter> WaitQueues<W> {
             LastAnswer::Failed(error) if error.kind() != FailureKind::Rejected => {
                 queues.last_failure = Some(error.clone());
             }
-            LastAnswer::None
-            | LastAnswer::Pending(_)
-            | LastAnswer::Releasing
-            | LastAnswer::Failed(_) => {}
+            LastAnswer::None | LastAnswer::Pending(_) | LastAnswer::Failed(_) => {}
         }
         for key in keys {
             if let Some(queue) = queues.by_key.get_mut(key) {
@@ -541,9 +532,11 @@ impl<W: Waiter> WaitQueues<W> {
 
 impl<W: Waiter> Queues<W> {
     pub(super) fn wait_error(&self, key: &Key, end: impl Into<WaitEnd>, now: Instant) -> LockError {
-        let none = LastAnswer::default();
-        let answer = self.by_key.get(key).map_or(&none, |queue| &queue.last_answer);
-        answer.wait_error(end, now, self.last_failure.as_ref())
+        let last_failure = self.last_failure.as_ref();
+        match self.by_key.get(key) {
+            Some(queue) => queue.wait_error(end.into(), now, last_failure),
+            None => LastAnswer::default().wait_error(end, now, last_failure),
+        }
     }
 
     /// The queue of `key`, whose permit the caller has.
@@ -593,7 +586,7 @@ impl<W: Waiter> Queues<W> {
     }
 
     fn give_out_one(&mut self, key: &Key) -> Option<AfterPass> {
-        if self.by_key.get(key)?.permit != PermitState::Free {
+        if !self.by_key.get(key)?.permit.is_free() {
             return None;
         }
         let Some(candidate) = self.next_candidate(key) else {
@@ -603,11 +596,7 @@ impl<W: Waiter> Queues<W> {
         let queue = self.by_key.get_mut(key)?;
         match candidate {
             Candidate::Lock(id) => {
-                let now = self.clock.now();
-                queue.permit = PermitState::Out(now);
-                if let LastAnswer::Releasing = queue.last_answer {
-                    queue.last_answer = LastAnswer::Pending(now);
-                }
+                queue.permit.go_out(self.clock.now());
                 match &queue.entry(id)?.wait_for {
                     WaitFor::Lock(waiter) => {
                         Some(AfterPass::Queue(waiter.spec().store_keys.clone()))

@@ -1,4 +1,4 @@
-//! The renewals of a lease: when one is due, and what its answer means.
+//! The renewals of a lease: when one is due, and what the end of one changes.
 
 use std::time::Duration;
 

@@ -125,7 +125,7 @@ impl AcquireTask {
         Self {
             core: core.clone(),
             // Known to the queue before the request is sent, so that no later notification is missed.
-            wake: core.queue.set_owner_of_free(permit.key(), attempts.owner),
+            wake: core.queue.request_as(permit.key(), attempts.owner),
             permit,
             attempts,
             failing_since: None,

@@ -321,7 +321,7 @@ async fn a_key_is_contended_by_other_processes_until_it_is_released_and_by_waite
 async fn a_waiter_for_the_lock_is_first_also_behind_a_request_for_several_keys() {
     let queues = queues();
     take_each(&queues, &["a"]);
-    let wake = queues.set_owner(&key("a"), Owner::random().unwrap());
+    let wake = queues.request_as(&key("a"), Owner::random().unwrap());
     waiting(&queues, &["a", "b"]);
     let (id, _) = lock(&queues, "a");
     queues.cancel(&key("a"), id);

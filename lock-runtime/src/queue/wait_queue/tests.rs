@@ -214,7 +214,7 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
     let queues = with_permit_out(10);
     let (asking, holding) = (Owner::random().unwrap(), Owner::random().unwrap());
     let now = Clock::Boot.now();
-    let wake = queues.set_owner(&KEY, asking);
+    let wake = queues.request_as(&KEY, asking);
     assert!(!queues.promote(KEY.as_str(), &holding, now), "another owner token");
     assert_eq!(wake.take_due(), None);
     assert!(queues.promote(KEY.as_str(), &asking, now));
@@ -224,6 +224,9 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
     let mut notified = pin!(wake.notified());
     assert!(notified.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     let holder = Holder { lease: 7, owner: holding, since: now };
+    queues.set_holder(&[KEY], holder, Contention::None);
+    assert_eq!(queues.holder(&KEY), None, "a lease that has passed its permit on");
+    queues.request_as(&KEY, holding);
     queues.set_holder(&[KEY], holder, Contention::None);
     assert_eq!((woken(&queues, KEY.as_str()), held_by(queues.wake_all())), (Some(7), vec![7]));
     assert!(queues.promote(KEY.as_str(), &holding, now), "the holder keeps the lock");
@@ -257,7 +260,7 @@ fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_held_lock() {
     let owner = Owner::random().unwrap();
     let in_flight = with_permit_out(10);
     assert_eq!(woken(&in_flight, KEY.as_str()), None, "no holder");
-    assert_eq!(in_flight.set_owner(&KEY, owner).take_due(), Some(Instant::ORIGIN));
+    assert_eq!(in_flight.request_as(&KEY, owner).take_due(), Some(Instant::ORIGIN));
     let held = with_permit_out(10);
     // Of the request that is granted.
     assert_eq!(woken(&held, KEY.as_str()), None);
@@ -266,9 +269,9 @@ fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_held_lock() {
     let ids = [(); 2].map(|()| enqueued(&held, &TestWaiter::new("k", false)));
     assert_eq!(woken(&held, KEY.as_str()), Some(7));
     held.cancel(&KEY, ids[0]);
-    held.begin_release(&KEY, None, holder.since, ExpectedHolders::default);
+    held.begin_release(&KEY, 7, None, holder.since, ExpectedHolders::default);
     assert_eq!(
-        held.set_owner(&KEY, owner).take_due(),
+        held.name_successor(&KEY, owner).take_due(),
         None,
         "its request is sent after the release"
     );
@@ -282,14 +285,15 @@ fn a_lease_is_the_holder_until_its_release_is_over() {
     let now = Clock::Boot.now();
     queues.set_holder(&[KEY], Holder { lease: 7, owner: former, since: now }, Contention::None);
     assert_eq!((queues.holder(&KEY), woken(&queues, KEY.as_str())), (Some(7), Some(7)));
-    let wake = queues.set_owner(&KEY, next);
+    queues.begin_release(&KEY, 7, None, now, ExpectedHolders::default);
+    let wake = queues.name_successor(&KEY, next);
     assert_eq!(wake.take_due(), None);
     assert!(
         queues.promote(KEY.as_str(), &former, now),
         "a late message is no reason to release it"
     );
     assert_eq!((woken(&queues, KEY.as_str()), wake.take_due()), (Some(7), Some(Instant::ORIGIN)));
-    assert!(Arc::ptr_eq(&wake, &queues.set_owner_of_free(&KEY, next)));
+    assert!(Arc::ptr_eq(&wake, &queues.request_as(&KEY, next)));
     assert_eq!((queues.holder(&KEY), woken(&queues, KEY.as_str())), (None, None));
     assert!(!queues.promote(KEY.as_str(), &former, now));
 }
@@ -299,12 +303,12 @@ fn a_barging_window_is_due_after_its_interval() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
     let later = now + INTERVAL + INTERVAL;
-    let plan = |at| queues.begin_release(&KEY, Some(INTERVAL), at, ExpectedHolders::default);
+    let plan = |at| queues.begin_release(&KEY, 7, Some(INTERVAL), at, ExpectedHolders::default);
     assert!(matches!(plan(now), AfterRelease::NoWaiter));
     let id = enqueued(&queues, &TestWaiter::new("k", false));
     assert!(matches!(plan(now), AfterRelease::Successor(_)));
     assert!(matches!(
-        queues.begin_release(&KEY, None, later, ExpectedHolders::default),
+        queues.begin_release(&KEY, 7, None, later, ExpectedHolders::default),
         AfterRelease::Successor(_)
     ));
     let hand_off =
@@ -316,7 +320,7 @@ fn a_barging_window_is_due_after_its_interval() {
     assert_eq!(hand_off(later + INTERVAL).unwrap().0.id, id);
     let other = Key::from_static("other");
     assert!(matches!(
-        queues.begin_release(&other, Some(INTERVAL), later, ExpectedHolders::default),
+        queues.begin_release(&other, 7, Some(INTERVAL), later, ExpectedHolders::default),
         AfterRelease::NoWaiter
     ));
 }
@@ -337,7 +341,7 @@ fn the_next_grant_is_expected_to_have_as_many_holders_as_the_last_one_unless_tha
     for (holders, expected) in
         [(AtLeast(8), 7), (AtLeast(2), 2), (Exactly(2), 1), (Exactly(8), 7), (Exactly(0), 0)]
     {
-        queues.begin_release(&KEY, None, now, || holders);
+        queues.begin_release(&KEY, 7, None, now, || holders);
         assert_eq!(successors(), expected, "after {holders:?}");
     }
 }
@@ -412,7 +416,7 @@ fn the_head_is_what_its_caller_asks_for_and_counts_its_requests() {
 #[test]
 fn the_next_request_is_sent_at_once_when_the_first_waiter_leaves() {
     let queues = with_permit_out(10);
-    let wake = queues.set_owner(&KEY, Owner::random().unwrap());
+    let wake = queues.request_as(&KEY, Owner::random().unwrap());
     let ids = [(); 3].map(|()| enqueued(&queues, &TestWaiter::new("k", false)));
     queues.cancel(&KEY, ids[1]);
     assert_eq!(wake.take_due(), None, "it was not the first");
@@ -442,7 +446,7 @@ fn contention_is_known_from_the_grant_and_stays_until_the_next_owner() {
         queues.set_holder(&[KEY], holder, answer);
         assert_eq!(is_contended(), expected, "{answer:?}");
     }
-    queues.set_owner(&KEY, owner);
+    queues.request_as(&KEY, owner);
     assert!(!is_contended());
 }
 
@@ -502,24 +506,44 @@ fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
         assert_eq!(error.kind(), kind);
         assert!(error.to_string().contains(text), "{error}");
     };
-    let plan = || queues.begin_release(&KEY, None, Clock::Boot.now(), ExpectedHolders::default);
-    for mark in
-        [&|| queues.mark_releasing(std::slice::from_ref(&KEY)), &|| drop(plan())] as [&dyn Fn(); 2]
-    {
+    let plan = || queues.begin_release(&KEY, 7, None, Clock::Boot.now(), ExpectedHolders::default);
+    for mark in [&|| queues.mark_releasing(&[KEY], 7), &|| drop(plan())] as [&dyn Fn(); 2] {
         queues.set_holder(&[KEY], holder(), Contention::None);
+        expect(ErrorKind::Conflict, "another owner");
+        // Of a lease that has passed its permit on.
+        queues.mark_releasing(&[KEY], 6);
         expect(ErrorKind::Conflict, "another owner");
         mark();
         expect(ErrorKind::Conflict, "this process is still releasing the lock");
         let down = BackendError::new(FailureKind::MaybeApplied, "planned");
         queues.record_answer(&[KEY], &LastAnswer::Failed(down));
         expect(ErrorKind::Backend, "planned");
+        queues.pass(&[KEY]);
+        assert_eq!(queues.take_free(&[KEY]), [KEY]);
     }
     // The next waiter sends a request when the release has passed the permit on.
+    queues.set_holder(&[KEY], holder(), Contention::None);
     enqueued(&queues, &TestWaiter::new("k", false));
-    queues.mark_releasing(std::slice::from_ref(&KEY));
+    queues.mark_releasing(&[KEY], 7);
     assert!(matches!(queues.pass(&[KEY])[..], [AfterPass::Queue(_)]));
     queues.clear_failure();
     expect(ErrorKind::Conflict, "another owner");
+}
+
+/// A request for several keys is registered at each while its lease is held.
+#[test]
+fn the_lease_of_several_keys_that_are_released_is_no_waiter_for_them() {
+    const OTHER: Key = Key::from_static("other");
+    let (queues, holder) = (with_permit_out(10), holder());
+    let keys = [KEY, OTHER];
+    assert_eq!(queues.take_free(&[OTHER]), [OTHER]);
+    queues.register(&keys, 1, holder.owner, &Arc::default());
+    queues.set_holder(&keys, holder, Contention::None);
+    assert!(!queues.are_being_released(&keys), "they are held");
+    queues.mark_releasing(&keys, holder.lease);
+    assert!(queues.are_being_released(&keys));
+    queues.register(&[OTHER], 2, Owner::random().unwrap(), &Arc::default());
+    assert!(!queues.are_being_released(&keys), "another request waits for one");
 }
 
 #[test]
