@@ -108,7 +108,7 @@ impl PermitState {
         }
     }
 
-    /// Whether a request can be due. None is while this process holds the lock, until the release names the next owner.
+    /// Whether a request can be due. While this process holds the lock, the release has to name the next owner first.
     pub(super) fn may_request(&self) -> bool {
         match self {
             Self::Free | Self::Requesting { .. } => true,
