@@ -255,9 +255,9 @@ impl RenewalScheduler {
         };
         outcomes.resize_with(unanswered.leases.len(), silence);
         (config.on_outcome)(sent, BackendError::of_all(&outcomes));
-        // From the end: a drop half-way reports this lease and those that are left.
+        // From the end: a drop half-way reports this lease and the rest.
         for outcome in outcomes.into_iter().rev() {
-            let Some(lease) = unanswered.leases.last().cloned() else { break };
+            let Some(lease) = unanswered.leases.last() else { break };
             match outcome {
                 Ok(LeaseStatus::Held) => {
                     let interval = lease.renew_every.unwrap_or(Duration::MAX);
@@ -270,7 +270,7 @@ impl RenewalScheduler {
                     lease.lose(Loss::Taken);
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);
-                    end_without_holder(config, &lease);
+                    end_without_holder(config, lease);
                 }
                 Err(error) => {
                     lease.metrics.record(Measurement::Renewal(RenewalResult::Failed));
@@ -282,7 +282,7 @@ impl RenewalScheduler {
                     lease.on_renewal_failed(now, end, error);
                 }
             }
-            self.schedule(&lease);
+            self.schedule(lease);
             unanswered.leases.pop();
         }
     }
@@ -303,7 +303,7 @@ enum RenewalAnswer {
 }
 
 /// Leases in the phase of a renewal. Dropped before the answer, by a panic or because the driver's runtime ends, it reports a
-/// failed renewal for those that are left. So no lease stays in the phase of a renewal that never ends.
+/// failed renewal for the rest. So no lease stays in the phase of a renewal that never ends.
 struct Unanswered {
     renewals: Arc<RenewalScheduler>,
     clock: Clock,

@@ -82,11 +82,8 @@ impl PermitState {
     /// Since when the permit has been in use, or the lease has held the lock.
     pub(super) fn out_since(&self) -> Option<Instant> {
         match self {
-            Self::Free => None,
             Self::Requesting { since, .. } => Some(*since),
-            Self::Held(holder) | Self::Lingering(holder, _) | Self::Releasing { holder, .. } => {
-                Some(holder.since)
-            }
+            _ => self.holder().map(|holder| holder.since),
         }
     }
 
