@@ -22,7 +22,7 @@ fn a_child_has_nothing_of_its_parents_locks_and_can_have_its_own() {
     program.wait_for_line(DEADLINE, |line| line == "child, end");
     let lines = program.stdout();
     assert!(status.success(), "{status}: {lines:#?} {:#?}", program.stderr());
-    for what in ["acquire", "annotated", "health", "verify", "lost", "release", "body"] {
+    for what in ["acquire", "annotated", "health", "verify", "lost", "release", "body", "several"] {
         let value = value_of(&lines, &format!("child, {what}"));
         assert!(
             value.starts_with("Config: ") && value.contains("connect after the fork"),

@@ -44,8 +44,12 @@ enum Behaviour {
     SilentAtAcquires,
     /// Acquires are granted, and one call renews two leases at most.
     RenewsInPairs,
+    /// Acquires fail, and may be applied all the same, in parts or as a whole.
+    MayApply { in_parts: bool },
 }
-use Behaviour::{FreedMeanwhile, QueuesAfter, RenewsInPairs, SilentAtAcquires, SilentAtReleases};
+use Behaviour::{
+    FreedMeanwhile, MayApply, QueuesAfter, RenewsInPairs, SilentAtAcquires, SilentAtReleases,
+};
 
 fn store(behaviour: Behaviour) -> (Store, PoolBuilder) {
     let (notifier, acquires, releases, renewed) = Default::default();
@@ -67,6 +71,7 @@ impl Backend for Store {
         if self.0.behaviour == RenewsInPairs {
             capabilities.most_renewals = 2;
         }
+        capabilities.applied_in_parts = self.0.behaviour == MayApply { in_parts: true };
         capabilities.paced = matches!(self.0.behaviour, SilentAtReleases | SilentAtAcquires);
         capabilities
     }
@@ -82,6 +87,10 @@ impl Backend for Store {
         self.0.acquires.fetch_add(requests.len(), Ordering::Relaxed);
         let mut outcomes = Vec::new();
         for request in requests {
+            if let MayApply { .. } = self.0.behaviour {
+                outcomes.push(Err(BackendError::new(FailureKind::MaybeApplied, "cut off")));
+                continue;
+            }
             outcomes.push(Ok(match self.0.behaviour {
                 FreedMeanwhile if request.attempt == 0 => {
                     let notifier = self.0.notifier.get().expect("the pool has subscribed");
@@ -95,7 +104,9 @@ impl Backend for Store {
                     AcquireOutcome::contended_until(None, wait_mode)
                 }
                 SilentAtAcquires => pending().await,
-                FreedMeanwhile | SilentAtReleases | RenewsInPairs => AcquireOutcome::acquired(None),
+                FreedMeanwhile | SilentAtReleases | RenewsInPairs | MayApply { .. } => {
+                    AcquireOutcome::acquired(None)
+                }
             }));
         }
         outcomes
@@ -123,6 +134,25 @@ impl Backend for Store {
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         Ok(Vec::new())
+    }
+}
+
+/// At a quorum, one node may have a vote that arrives after a majority has removed the others.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_may_be_applied_in_parts_is_undone_until_its_ttl_is_over() {
+    for in_parts in [false, true] {
+        let (store, builder) = store(MayApply { in_parts });
+        let pool = builder.ttl(ms(30_000)).connect().await.unwrap();
+        let error = pool.lock("k").fencing(false).try_acquire().await.unwrap_err();
+        assert!(error.is_backend(), "{error}");
+        sleep(ms(29_000)).await;
+        let releases = store.releases();
+        assert_eq!(releases > 25, in_parts, "{releases} releases");
+        assert!(in_parts || releases == 1, "the first one has ended the only grant");
+        sleep(ms(5_000)).await;
+        let releases = store.releases();
+        sleep(ms(60_000)).await;
+        assert_eq!(store.releases(), releases, "the undo is over");
     }
 }
 

@@ -75,6 +75,7 @@ enum Flaw {
     HoldsWhatHasExpired,
     KeepsNothing,
     KeepsForTheTtlAtMost,
+    KeepsWhatHasExpired,
     GrantsForTheTtlAlone,
     ExtendsWhatItReads,
 
@@ -370,6 +371,9 @@ impl Table {
             let is_ours = match self.flaw {
                 ReleasesForStrangers => true,
                 KeepsForStrangers if !free_after.is_zero() => true,
+                KeepsWhatHasExpired if !free_after.is_zero() => {
+                    rows.by_key.get(&name).is_some_and(|row| row.owner == lease.owner)
+                }
                 ChecksThenReleases => held,
                 ReleasesTheFirstKey if at > 0 => false,
                 KeepsTheRestOfALostLease if !held => false,
@@ -680,6 +684,8 @@ stores! {
     renews_what_has_expired: RenewsWhatHasExpired => "cannot be renewed",
     holds_what_has_expired: HoldsWhatHasExpired => "what has expired is not held",
     keeps_nothing: KeepsNothing => "[Key(\"kept\")] has two owners",
+    keeps_what_has_expired: KeepsWhatHasExpired
+        => "the rule `a release extends nothing that has expired`: [Key(\"expired\")] is not free after",
     keeps_for_the_ttl_at_most: KeepsForTheTtlAtMost => "a release keeps every key past its ttl: {kept}:a",
     grants_for_the_ttl_alone: GrantsForTheTtlAlone => "the rule `a min hold needs no renewal`",
     extends_what_it_reads: ExtendsWhatItReads => "the rule `a look extends nothing`",

@@ -110,7 +110,8 @@ pub async fn tells_the_process_of_the_holder(url: &str, holder: &str, stored: im
             assert_eq!(info.to_string(), format!("{text} {site}"));
             // Waiters leave it as it is.
             let waiting = pool.lock("order:42").wait(ms(500)).acquire();
-            assert!(waiting.await.is_err_and(|error| error.is_conflict()));
+            let error = waiting.await.map(|_| ()).unwrap_err();
+            assert!(error.is_conflict(), "{error}");
             let behind = pool.inspect("order:42").await.unwrap().holder.unwrap();
             assert_eq!(behind.info, Some(info));
         }

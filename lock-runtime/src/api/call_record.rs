@@ -89,6 +89,10 @@ impl PendingCall {
     fn end(mut self, error: LockError, outcome: Outcome) -> LockError {
         let LockSpec { label, keys, .. } = &*self.spec;
         let error = error.at(label.lock_name()).of_keys(keys).in_pool(self.core.name());
+        // The call is one of the parent process, and so are its span and its metrics.
+        if self.core.is_inherited() {
+            return error;
+        }
         let waited = self.conclude(outcome);
         report_failure(&self.core, self.core.origin(&self.spec), waited, &error, outcome);
         self.close(waited, outcome);

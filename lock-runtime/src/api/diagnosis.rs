@@ -30,7 +30,7 @@ impl LockPool {
     pub async fn diagnose(&self) -> Result<Vec<Finding>, LockError> {
         let core = self.core().clone();
         let limit = core.config.request_timeout;
-        let answer = self.asked(limit, async move { core.backend().diagnose().await }).await;
+        let answer = self.core().ask(limit, async move { core.backend().diagnose().await }).await;
         answer.map_err(|error| error.in_pool(self.core().name()))
     }
 
@@ -48,7 +48,7 @@ impl LockPool {
             core.backend().probe().await?;
             Ok(core.clock().now().since(began))
         };
-        let answer = self.asked(limit, probing).await;
+        let answer = self.core().ask(limit, probing).await;
         answer.map_err(|error| error.in_pool(self.core().name()))
     }
 }

@@ -12,7 +12,7 @@ use crate::base::inspection::LockHolder;
 use crate::base::key::Key;
 use crate::base::loss::Loss;
 use crate::base::options::ReleaseMode;
-use crate::base::owner_tag::OwnerTag;
+use crate::base::owner::Owner;
 use crate::exec::events;
 use crate::lease::held_lease::LeaseOwner;
 use crate::lock::core::PoolCore;
@@ -113,6 +113,7 @@ impl LockPool {
     ) -> Result<bool, LockError> {
         let request = ReleaseRequest::by_force(self.stored_key(key)?, holder.clone());
         let request = request.ok_or_else(of_another_library)?;
+        let token = holder.token().ok_or_else(of_another_library)?;
         let (core, owner) = (self.core().clone(), holder.owner);
         let operator = operator.map(str::to_owned);
         let limit = core.store_call_timeout();
@@ -133,20 +134,20 @@ impl LockPool {
                 let was_held = released.as_ref().ok().copied();
                 events::released_by_force(core.name(), owner, was_held, operator);
             }
-            if let (Some(owner), Ok(true)) = (owner, &released) {
-                lose_holds_of(&core, owner).await;
+            if let Ok(true) = released {
+                lose_holds_of(&core, token).await;
             }
             released
         };
-        self.on_driver(releasing).await
+        self.core().driver().run(releasing).await?.map_err(LockError::backend)
     }
 }
 
 /// Ends the holds of `owner` in this pool, which do not wait for their next renewal.
-async fn lose_holds_of(core: &Arc<PoolCore>, owner: OwnerTag) {
+async fn lose_holds_of(core: &Arc<PoolCore>, owner: Owner) {
     loop {
         let mut leases = core.tracker.leases();
-        leases.retain(|lease| lease.owner.tag() == owner);
+        leases.retain(|lease| lease.owner == owner);
         for lease in &leases {
             if lease.lose(Loss::Taken) && lease.withdraw_if_unclaimed() {
                 drop(core.clone().end_hold(lease, ReleaseMode::Background));

@@ -42,7 +42,8 @@ impl LockPool {
         let stored = self.stored_key(&key).map_err(|error| self.locate(error, &key))?;
         let core = self.core().clone();
         let limit = core.store_call_timeout();
-        let answer = self.asked(limit, async move { core.backend().inspect(&stored).await }).await;
+        let answer =
+            self.core().ask(limit, async move { core.backend().inspect(&stored).await }).await;
         let shown = answer.and_then(|shown| shown.ok_or_else(not_supported));
         shown.map_err(|error| self.locate(error, &key))
     }

@@ -44,7 +44,7 @@ impl LockPool {
             let list = core.backend().list(&pattern, limit).await?;
             Ok(list.map(|list| without_prefix(&list, &pattern)))
         };
-        let answer = self.asked(limit_of_time, searching).await;
+        let answer = self.core().ask(limit_of_time, searching).await;
         let list = answer.and_then(|list| list.ok_or_else(not_listed));
         list.map_err(|error| error.in_pool(self.core().name()))
     }

@@ -21,4 +21,3 @@ pub(crate) mod reentrancy;
 pub(crate) mod request;
 pub(crate) mod serve;
 pub(crate) mod settings;
-pub(crate) mod store_request;

@@ -80,15 +80,17 @@ pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
     }
     refuse_in_test(name)?;
     let core = pool.core().clone();
-    {
+    let former = {
         let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
         if pools.get(name).is_some_and(is_open) {
             return Err(taken(name));
         }
         core.set_name(name);
-        pools.insert(name.to_owned(), pool);
-    }
-    // The recorder and the subscriber of the program run outside of the lock.
+        pools.insert(name.to_owned(), pool)
+    };
+    // The recorder, the subscriber and the store of the program run outside of the lock.
+    drop(former);
+    core.announce_store();
     call_sites::announce(&core);
     Ok(())
 }

@@ -154,7 +154,7 @@ impl LockPool {
             let warnings = core.backend().health().await?;
             Ok(Health { round_trip: core.clock().now().since(began), warnings })
         };
-        self.asked(limit, reading).await.map_err(|error| error.in_pool(self.0.name()))
+        self.core().ask(limit, reading).await.map_err(|error| error.in_pool(self.0.name()))
     }
 
     /// Shuts the pool down: rejects waiters and new acquires, and lets holders finish until `grace` is over. Then it

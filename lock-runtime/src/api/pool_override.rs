@@ -44,6 +44,7 @@ use crate::base::mutex::{Mutex, MutexGuard};
 /// Dropping the future drops `body`.
 pub async fn with_pool<F: Future>(name: &str, pool: LockPool, body: F) -> F::Output {
     pool.core().set_name(name);
+    pool.core().announce_store();
     let entry = Entry {
         id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         name: name.to_owned(),

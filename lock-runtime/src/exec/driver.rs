@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::thread;
 
 use tokio::runtime::{Builder, Handle};
@@ -115,15 +114,6 @@ impl Driver {
             panic_boundary::answer(reply, future.await);
         });
         answer.await.map_err(|_| Self::stopped_error())
-    }
-
-    /// Polls for the answer of a task of the driver, which never arrives if its runtime has ended.
-    pub(crate) fn poll_answer<T>(
-        answer: &mut oneshot::Receiver<Result<T, LockError>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<T, LockError>> {
-        let answer = ready!(Pin::new(answer).poll(cx));
-        Poll::Ready(answer.unwrap_or_else(|_| Err(Self::stopped_error())))
     }
 
     /// The error for an answer that never arrives, because the driver's runtime has ended.

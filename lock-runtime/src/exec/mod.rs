@@ -1,5 +1,6 @@
 //! Threads and timers: where futures run, when they run, and what they tell the program's log.
 
+pub(crate) mod answer;
 pub(crate) mod batcher;
 pub(crate) mod driver;
 pub(crate) mod event_thread;

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
-use tokio::sync::oneshot;
-
 use crate::base::error::LockError;
 use crate::base::options::ReleaseMode;
-use crate::exec::driver::Driver;
+use crate::exec::answer::Answer;
 use crate::lease::lease::Lease;
 
 /// Ends the leases of a pool.
@@ -62,7 +60,7 @@ impl std::fmt::Debug for HeldLease {
 #[derive(Debug)]
 pub(crate) enum Releasing {
     Done,
-    InFlight(oneshot::Receiver<Result<(), LockError>>),
+    InFlight(Answer<()>),
 }
 
 impl Future for Releasing {
@@ -71,7 +69,7 @@ impl Future for Releasing {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Done => Poll::Ready(Ok(())),
-            Self::InFlight(answer) => Driver::poll_answer(answer, cx),
+            Self::InFlight(answer) => Pin::new(answer).poll(cx),
         }
     }
 }

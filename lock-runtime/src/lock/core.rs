@@ -212,6 +212,10 @@ impl PoolCore {
         let name = self.name.get_or_init(|| Arc::from(name));
         self.store_status.set_pool(name);
         self.metrics.set_pool(name);
+    }
+
+    /// The metrics of the store exist from now on. It runs code of the recorder, so no lock is held meanwhile.
+    pub(crate) fn announce_store(&self) {
         #[cfg(feature = "metrics")]
         if !self.capabilities.local {
             self.metrics.announce_store();
@@ -266,6 +270,9 @@ impl PoolCore {
         limit: Duration,
         request: impl Future<Output = Result<T, BackendError>> + Send + 'static,
     ) -> Result<T, LockError> {
+        if self.is_inherited() {
+            return Err(LockError::inherited());
+        }
         // The timer is one of the driver.
         let answering = async move { timeout(limit, request).await };
         let answer = self.driver().run(answering).await?;

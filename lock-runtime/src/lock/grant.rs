@@ -61,16 +61,16 @@ fn acquired(
     lease
 }
 
-/// Tracks `lease`, schedules it for renewal, and makes it known to the queues of its keys.
+/// Makes `lease` known to the queues of its keys, tracks it, and schedules it for renewal.
 fn track(core: &PoolCore, lease: &Arc<Lease>, contention: Contention) {
-    core.tracker.insert(lease);
-    // Before the driver can find the lease lost and pass its permit on: the next waiter sets another owner.
+    // Before a release by force can find it tracked, and before the driver can find the lease lost and pass its permit on: the next waiter sets another owner.
     if lease.spec.single_key().is_some() {
         core.queue.set_holder(&lease.spec.store_keys, lease.holder(), contention);
     } else if let Some(keys) = lease.permit_keys() {
         // Another task of this process may have the permit of a key, and wait for it at the store.
         core.queue.set_holder(&keys, lease.holder(), contention);
     }
+    core.tracker.insert(lease);
     core.renewals.schedule(lease);
 }
 

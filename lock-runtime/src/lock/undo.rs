@@ -70,7 +70,11 @@ fn leftover(
             .ambiguous_until
             .map_or(positions_until, |it| it.max(positions_until)),
         forgotten_at: attempts.kept_until.max(positions_until),
-        grants: attempts.grants_to_undo(),
+        grants: match attempts.grants_to_undo() {
+            0 => 0,
+            _ if core.capabilities.applied_in_parts => usize::MAX,
+            grants => grants,
+        },
     })
 }
 

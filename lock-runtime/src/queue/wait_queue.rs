@@ -40,7 +40,7 @@ pub(crate) struct WaitQueues<W> {
     pub(super) lingers: Arc<TimerQueue<Key>>,
     pub(super) max_waiters: usize,
     /// The process of the pool.
-    pub(super) process: Process,
+    pub(crate) process: Process,
 }
 
 #[derive(Debug)]

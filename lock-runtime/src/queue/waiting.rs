@@ -3,13 +3,11 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-
-use tokio::sync::oneshot;
+use std::task::{Context, Poll};
 
 use crate::base::error::LockError;
 use crate::base::key::Key;
-use crate::exec::driver::Driver;
+use crate::exec::answer::Answer;
 use crate::queue::key_queue::Waiter;
 use crate::queue::wait_queue::WaitQueues;
 
@@ -20,18 +18,12 @@ pub(crate) struct Waiting<W: Waiter, T> {
     queues: Arc<WaitQueues<W>>,
     key: Key,
     id: u64,
-    /// `None` once it has been received.
-    answer: Option<oneshot::Receiver<Result<T, LockError>>>,
+    answer: Answer<T>,
 }
 
 impl<W: Waiter, T> Waiting<W, T> {
-    pub(crate) fn new(
-        queues: Arc<WaitQueues<W>>,
-        key: Key,
-        id: u64,
-        answer: oneshot::Receiver<Result<T, LockError>>,
-    ) -> Self {
-        Self { queues, key, id, answer: Some(answer) }
+    pub(crate) fn new(queues: Arc<WaitQueues<W>>, key: Key, id: u64, answer: Answer<T>) -> Self {
+        Self { queues, key, id, answer }
     }
 }
 
@@ -39,26 +31,14 @@ impl<W: Waiter, T> Future for Waiting<W, T> {
     type Output = Result<T, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if !self.queues.process.is_current() {
-            return Poll::Ready(Err(LockError::inherited()));
-        }
-        let Some(answer) = &mut self.answer else { return Poll::Pending };
-        let result = ready!(Driver::poll_answer(answer, cx));
-        self.answer = None;
-        Poll::Ready(result)
+        Pin::new(&mut self.answer).poll(cx)
     }
 }
 
 impl<W: Waiter, T> Drop for Waiting<W, T> {
     fn drop(&mut self) {
         // Closed first: `push_front` then either sees that the waiter is cancelled, or has inserted it.
-        if let Some(answer) = self.answer.take() {
-            if !self.queues.process.is_current() {
-                // The other end belongs to the parent process, and nothing must be woken here.
-                Box::leak(Box::new(answer));
-                return;
-            }
-            drop(answer);
+        if self.answer.close() {
             self.queues.cancel(&self.key, self.id);
         }
     }
@@ -68,6 +48,8 @@ impl<W: Waiter, T> Drop for Waiting<W, T> {
 mod tests {
     use std::pin::pin;
     use std::task::Waker;
+
+    use tokio::sync::oneshot;
 
     use super::*;
     use crate::base::error::ErrorKind;
@@ -85,6 +67,7 @@ mod tests {
         let queues = Arc::new(with_permit_out(1));
         let id = enqueued(&queues, &waiter());
         let (reply, answer) = oneshot::channel();
+        let answer = Answer::new(answer, &queues.process);
         (queues.clone(), Waiting::new(queues, KEY, id, answer), reply)
     }
 

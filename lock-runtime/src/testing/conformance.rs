@@ -198,6 +198,7 @@ impl<B: Backend> Suite<B> {
             a_min_hold_keeps_the_keys_from_the_grant_on,
             several_keys_are_kept_past_their_ttl,
             only_the_owner_keeps,
+            a_release_extends_nothing_that_has_expired,
             an_end_of_the_ttl_is_found_as_promised,
             one_of_concurrent_requests_has_an_expired_key,
         };

@@ -41,7 +41,7 @@ async fn pool(server: &EtcdServer, ttl: u64) -> LockPool {
 #[tokio::test]
 async fn a_lock_that_may_no_longer_be_deleted_ends_with_its_lease() {
     let server = with_rights(None, &["a:", "b:"]).unwrap();
-    let pool = pool(&server, 1_000).await;
+    let pool = pool(&server, 3_000).await;
     let (held, refused) = (lock(&pool, "a:1").await, lock(&pool, "b:1").await);
     revoke(&server, "b:");
     let error = refused.release().await.unwrap_err();

@@ -5,7 +5,7 @@ use std::future::pending;
 
 use lock_runtime::{LockError, LockPool, distributed_lock};
 
-#[distributed_lock(key = "order:<id>", ttl = "3s", pool = pool)]
+#[distributed_lock(key = "order:<id>", ttl = "5s", pool = pool)]
 async fn hold(pool: &LockPool, id: u32) -> Result<(), LockError> {
     println!("ready");
     let _ = (pool, id);

@@ -129,6 +129,11 @@ fn main() -> ExitCode {
             entered = is_entered => entered.expect("the body runs"),
         }
     });
+    // It waits for the first of its keys.
+    let several = pool.lock_all(["parent", "several"]).fencing(false).wait(Duration::MAX);
+    let mut several = Box::pin(several.acquire());
+    let is_pending = async { timeout(PAUSE, several.as_mut()).await.is_err() };
+    assert!(parent.block_on(is_pending), "the first key is held");
     // A used token does not show whether parent and child would draw the same next one.
     match fork::fork().expect("a fork") {
         Fork::Child => {
@@ -143,9 +148,10 @@ fn main() -> ExitCode {
             println!("child, lost: {}", child.block_on(told(lost)));
             println!("child, release: {}", child.block_on(told(guard.release())));
             println!("child, body: {}", child.block_on(told(body.as_mut())));
+            println!("child, several: {}", child.block_on(told(several.as_mut())));
             let shutdown = async { Ok(pool.shutdown(SOON).await) };
             println!("child, shutdown: {}", child.block_on(told(shutdown)));
-            drop((pool, body));
+            drop((pool, body, several));
             println!("child, spans: {}", SPANS.load(Ordering::SeqCst));
             let own = child.block_on(lock_runtime::init(&url)).expect("a pool of its own");
             println!(
@@ -161,6 +167,7 @@ fn main() -> ExitCode {
             println!("child, end");
         }
         Fork::Parent(child) => {
+            drop(several);
             // On a thread of its own, which uses up none of the randomness that the child has, too.
             let waiting = pool.clone();
             let waiting = thread::spawn(move || wait_until_busy(&runtime(), &waiting, "ready"));

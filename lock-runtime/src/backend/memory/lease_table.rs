@@ -137,7 +137,9 @@ impl LeaseTable {
             self.leave_queue(key, lease.owner);
             match self.by_key.get_mut(key) {
                 Some(stored) if stored.owner != lease.owner => continue,
-                Some(stored) if !free_after.is_zero() => stored.until = now + *free_after,
+                Some(stored) if stored.until > now && !free_after.is_zero() => {
+                    stored.until = now + *free_after;
+                }
                 _ => drop(self.by_key.remove(key)),
             }
             // The head of the queue has a notification of its own. The owner of a lease that ends by force has none.
@@ -453,6 +455,18 @@ mod tests {
         let forced = ReleaseRequest::by_force(KEY, inspected).unwrap();
         tested.table.release(&forced, at(1), &mut tested.events);
         tested.notifies(&[granted(waiting, B), TableEvent::Changed(KEY)]);
+    }
+
+    #[test]
+    fn a_release_that_keeps_the_key_extends_no_expired_lease() {
+        let mut tested = Tested::default();
+        let [holder, next] = owners();
+        assert_eq!(tested.acquire(&request(holder), A, at(0)), Ok(false));
+        let mut release = ReleaseRequest::new(LeaseRef::new([KEY], holder, TTL));
+        release.free_after = Duration::from_secs(2);
+        let outcome = tested.table.release(&release, at(5), &mut tested.events);
+        assert_eq!(outcome, ReleaseOutcome::NotHeld);
+        assert_eq!(tested.acquire(&request(next), A, at(5)), Ok(false));
     }
 
     /// An acquire of several keys waits for them one by one, and requests all of them at the end.

@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 use crate::base::error::LockError;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
+use crate::exec::answer::Answer;
 use crate::exec::batcher::Batcher;
-use crate::exec::driver::Driver;
 use crate::lease::held_lease::HeldLease;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::core::PoolCore;
@@ -56,7 +56,7 @@ pub(crate) fn acquire(
     }
     let (reply, answer) = oneshot::channel();
     multi_key::spawn_multi_key(core, spec, params, token, reply)?;
-    Ok(PendingAcquire::Several(answer))
+    Ok(PendingAcquire::Several(Answer::new(answer, &core.queue.process)))
 }
 
 /// An acquire that waits for its lease.
@@ -66,7 +66,7 @@ pub(crate) fn acquire(
 #[derive(Debug)]
 pub(crate) enum PendingAcquire {
     One(Waiting<LockWaiter, HeldLease>),
-    Several(oneshot::Receiver<Result<HeldLease, LockError>>),
+    Several(Answer<HeldLease>),
 }
 
 impl Future for PendingAcquire {
@@ -75,7 +75,7 @@ impl Future for PendingAcquire {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::One(waiting) => Pin::new(waiting).poll(cx),
-            Self::Several(answer) => Driver::poll_answer(answer, cx),
+            Self::Several(answer) => Pin::new(answer).poll(cx),
         }
     }
 }
@@ -89,6 +89,10 @@ fn acquire_one(
 ) -> Result<PendingAcquire, LockError> {
     let keys = spec.store_keys.clone();
     let key = &keys[0];
+    let waiting = |id, answer| {
+        let answer = Answer::new(answer, &core.queue.process);
+        PendingAcquire::One(Waiting::new(core.queue.clone(), key.clone(), id, answer))
+    };
     let (reply, answer) = oneshot::channel();
     let mut waiter = LockWaiter { spec, reply, token: Some(token) };
     let mut unfit = None;
@@ -99,7 +103,8 @@ fn acquire_one(
         match enqueued {
             Enqueued::Lingering(lingered, lease) => {
                 match linger::take(core, key, lease, lingered, params.since) {
-                    Ok(()) => break (id, Enqueued::Queued),
+                    // Nothing is asked of the store, which may be down.
+                    Ok(()) => return Ok(waiting(id, answer)),
                     Err((back, lease)) => (waiter, unfit) = (back, lease),
                 }
                 // The release is awaited.
@@ -108,12 +113,11 @@ fn acquire_one(
             enqueued => break (id, enqueued),
         }
     };
-    let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer);
     let Enqueued::Head(waiter) = enqueued else {
         // The waiters in front of it were rejected when the outage was seen.
         return match core.store_status.refusal_without_trial() {
             Some(refusal) => Err(refusal),
-            None => Ok(PendingAcquire::One(waiting)),
+            None => Ok(waiting(id, answer)),
         };
     };
     let permit = KeyPermit::new(core.clone(), keys.clone());
@@ -126,5 +130,5 @@ fn acquire_one(
     } else {
         core.send_from_caller(Outgoing::Acquire(first));
     }
-    Ok(PendingAcquire::One(waiting))
+    Ok(waiting(id, answer))
 }

@@ -79,6 +79,24 @@ impl<B: Backend> Suite<B> {
         release(&self.one, &mine).await;
     }
 
+    pub(super) async fn a_release_extends_nothing_that_has_expired(&self) {
+        let mine = claim(["expired"], SHORT);
+        granted(&self.one, &mine).await;
+        // A store may keep a lease for somewhat longer than its ttl.
+        while holds(&self.one, &mine).await == LeaseStatus::Held {
+            tokio::time::sleep(SHORT / 4).await;
+        }
+        let kept = ReleaseRequest { free_after: LONG, ..release_of(&mine) };
+        assert_eq!(
+            released(&self.one, &[kept]).await,
+            [ReleaseOutcome::NotHeld],
+            "what has expired is not released"
+        );
+        let theirs = claim(["expired"], LONG);
+        self.granted_within(&self.other, &theirs, SHORT * 20).await;
+        release(&self.other, &theirs).await;
+    }
+
     /// The owner sends nothing after its grant.
     pub(super) async fn a_min_hold_needs_no_renewal(&self) {
         let hold = SHORT * 4;

@@ -7,5 +7,5 @@ SELECT @@global.read_only NOT IN ('0', 'OFF') OR @@innodb_read_only NOT IN ('0',
         WHERE TABLE_SCHEMA = :schema AND TABLE_NAME IN (:names) AND ENGINE <> 'InnoDB'
     ) AS is_not_transactional,
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS clock;
-SHOW GLOBAL STATUS WHERE Variable_name IN ('Slaves_connected', 'Rpl_semi_sync_master_status',
-    'Rpl_semi_sync_source_status', 'Rpl_semi_sync_source_clients', 'wsrep_cluster_status', 'wsrep_ready', 'wsrep_cluster_size')
+SHOW GLOBAL STATUS WHERE Variable_name IN ('Slaves_connected', 'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_status',
+    'wsrep_cluster_size')

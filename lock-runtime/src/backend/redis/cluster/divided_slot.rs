@@ -55,6 +55,9 @@ impl Router {
                 (Ok(false), Err(error)) if error.kind() == FailureKind::MaybeApplied => {}
                 (Ok(false), _) => *outcome = Ok(ReleaseOutcome::NotHeld),
                 (Ok(true), _) => *outcome = Ok(ReleaseOutcome::Freed),
+                (Err(error), Err(of_script)) if of_script.kind() == FailureKind::MaybeApplied => {
+                    *outcome = Err(error.after_a_part());
+                }
                 (Err(error), _) => *outcome = Err(error),
             }
         }
@@ -112,15 +115,18 @@ fn divided<T>(outcomes: &[Result<T, BackendError>]) -> Vec<usize> {
 
 /// Whether all keys of a request were held, from the answer for each. An error after a part has been applied is ambiguous.
 fn of_all(keys: impl Iterator<Item = Result<bool, BackendError>>) -> Result<bool, BackendError> {
-    let (mut all, mut any, mut failure) = (true, false, None);
+    let (mut all, mut in_part, mut failure) = (true, false, None);
     for key in keys {
         match key {
-            Ok(is_held) => (all, any) = (all && is_held, any || is_held),
-            Err(error) => failure = Some(error),
+            Ok(is_held) => (all, in_part) = (all && is_held, in_part || is_held),
+            Err(error) => {
+                in_part |= error.kind() == FailureKind::MaybeApplied;
+                failure = Some(error);
+            }
         }
     }
     match failure {
-        Some(error) if any => Err(error.after_a_part()),
+        Some(error) if in_part => Err(error.after_a_part()),
         Some(error) => Err(error),
         None => Ok(all),
     }
@@ -151,5 +157,14 @@ mod tests {
         };
         assert_eq!(kind_beside(true), [FailureKind::MaybeApplied; 2]);
         assert_eq!(kind_beside(false), [FailureKind::NotApplied; 2]);
+    }
+
+    #[test]
+    fn an_ambiguous_failure_of_one_key_stays_ambiguous_beside_any_other() {
+        let answers = [failed(FailureKind::MaybeApplied), failed(FailureKind::NotApplied)];
+        let backwards = answers.clone().into_iter().rev();
+        for answer in [of_all(answers.into_iter()), of_all(backwards)] {
+            assert_eq!(answer.unwrap_err().kind(), FailureKind::MaybeApplied);
+        }
     }
 }

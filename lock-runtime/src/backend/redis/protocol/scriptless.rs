@@ -183,6 +183,9 @@ impl Scriptless {
         let token = QueueToken::new(&request.owner, None);
         let keys: Vec<_> = request.keys.iter().collect();
         let mut has_written = false;
+        let failed = |error: BackendError, has_written| {
+            if has_written { error.after_a_part() } else { error }
+        };
         for _ in 0..MAX_TRIES {
             let mut verdict = Ok(true);
             let mut count = 0;
@@ -216,14 +219,20 @@ impl Scriptless {
                 count = writes.len();
                 writes
             };
-            self.transaction.prepare().await?;
-            match self.transaction.run(&keys, decide).await? {
+            let prepared = self.transaction.prepare().await;
+            prepared.map_err(|error| failed(error, has_written))?;
+            let result = self.transaction.run(&keys, decide).await;
+            match result.map_err(|error| failed(error, has_written))? {
                 TxnResult::Written(answers) => {
                     let is_done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1));
-                    if !matches!(verdict, Ok(true))
-                        || answers.iter().filter(is_done).count() == count
-                    {
-                        return verdict;
+                    let is_complete = answers.iter().filter(is_done).count() == count;
+                    match verdict {
+                        Ok(true) if is_complete => return Ok(true),
+                        Ok(true) => {}
+                        // Another owner has one of the keys by now, and the others are taken.
+                        Ok(false) if has_written => break,
+                        Ok(false) => return Ok(false),
+                        Err(error) => return Err(failed(error, has_written)),
                     }
                     // A key of the same owner expired at that moment; now it is free.
                     has_written = true;

@@ -214,7 +214,12 @@ impl Backend for Quorum {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { paced: true, renewal_restores: true, ..Capabilities::default() }
+        Capabilities {
+            paced: true,
+            renewal_restores: true,
+            applied_in_parts: true,
+            ..Capabilities::default()
+        }
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
