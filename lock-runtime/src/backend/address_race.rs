@@ -13,8 +13,8 @@ use tokio::net::lookup_host;
 
 use crate::backend::race::{Pace, race};
 
-/// The next address follows after the Connection Attempt Delay of RFC 8305. All are tried once more: the first packets may
-/// have gone to a host that has been replaced since.
+/// The next address follows after the Connection Attempt Delay of RFC 8305. All are tried again after each second, until the
+/// timeout of the caller: earlier packets may have gone to a host that has been replaced since.
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 const TCP: Pace = Pace { next: Duration::from_millis(250), again: Some(Duration::from_secs(1)) };
 

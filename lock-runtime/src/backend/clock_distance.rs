@@ -15,7 +15,7 @@ pub(crate) enum ClockDistance {
 
 impl ClockDistance {
     /// More than network latency explains.
-    const FAR: Duration = Duration::from_secs(1);
+    pub(crate) const FAR: Duration = Duration::from_secs(1);
 
     /// The smallest distance of a server's clock that showed `since_epoch` at some moment of `asked`. The difference between two
     /// distances is how far two nodes of a quorum disagree on the expiry of a lease. `None` if there is no such time.

@@ -11,7 +11,7 @@ use crate::backend::first_ended::first_ended;
 pub(crate) struct Pace {
     /// The wait for one candidate before the next one is tried.
     pub(crate) next: Duration,
-    /// The wait for all candidates before each is tried once more.
+    /// The wait after the last candidate before all are tried again. That is repeated until the timeout of the caller.
     pub(crate) again: Option<Duration>,
 }
 

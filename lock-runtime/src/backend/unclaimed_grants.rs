@@ -3,18 +3,34 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::queue_events::UnclaimedGrant;
 use crate::backend::{LeaseRef, ReleaseRequest};
 use crate::base::key::Key;
 
-/// Releases each lock that was reserved for an owner token after the pool had abandoned the token.
+/// Starts a task that releases each lock that was reserved for an owner token after the pool had abandoned the token.
 ///
-/// Runs until the sender is dropped. A release that fails is not repeated: the reservation expires.
-pub(crate) async fn release_unclaimed<F: Future>(
-    mut unclaimed: mpsc::UnboundedReceiver<UnclaimedGrant>,
+/// It runs until the sender is dropped. A release that fails is not repeated: the reservation expires.
+pub(crate) fn release_unclaimed<S, F>(
+    unclaimed: UnboundedReceiver<UnclaimedGrant>,
+    request_timeout: Duration,
+    store: &Arc<S>,
+    release: impl Fn(Arc<S>, ReleaseRequest) -> F + Send + 'static,
+) -> AbortHandle
+where
+    S: Send + Sync + 'static,
+    F: Future + Send + 'static,
+{
+    let store = store.clone();
+    let release = move |request| release(store.clone(), request);
+    tokio::spawn(release_each(unclaimed, request_timeout, release)).abort_handle()
+}
+
+async fn release_each<F: Future>(
+    mut unclaimed: UnboundedReceiver<UnclaimedGrant>,
     request_timeout: Duration,
     release: impl Fn(ReleaseRequest) -> F,
 ) {
@@ -36,6 +52,8 @@ pub(crate) async fn release_unclaimed<F: Future>(
 mod tests {
     use std::collections::HashSet;
     use std::sync::Mutex;
+
+    use tokio::sync::mpsc;
 
     use super::*;
     use crate::backend::notifier::{Notifier, NotifySink};
@@ -73,7 +91,7 @@ mod tests {
             released.lock().unwrap().push(request.lease.owner);
             std::future::ready(())
         };
-        release_unclaimed(unclaimed, Duration::from_secs(1), release).await;
+        release_each(unclaimed, Duration::from_secs(1), release).await;
         assert_eq!(*released.lock().unwrap(), [abandoned, other]);
     }
 }

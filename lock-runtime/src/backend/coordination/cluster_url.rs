@@ -47,7 +47,7 @@ impl UrlForm {
         url: &str,
         mut own: impl FnMut(&str, &str) -> Result<bool, LockError>,
     ) -> Result<ClusterUrl, LockError> {
-        let Self { store, scheme: plain, parameters, .. } = *self;
+        let Self { store, scheme: plain, parameters, tls_servers, .. } = *self;
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let is_encrypted = scheme.strip_suffix('s') == Some(plain);
         if is_encrypted && !self.has_tls {
@@ -97,7 +97,8 @@ impl UrlForm {
                 }
             }
         }
-        let tls = self.checked(files, is_encrypted)?;
+        let encrypt = format!("write `{plain}s://`, {tls_servers}");
+        let tls = files.checked(is_encrypted, encrypt, "")?;
         Ok(ClusterUrl { servers, path, login, tls, connect_timeout })
     }
 
@@ -105,24 +106,6 @@ impl UrlForm {
     pub(crate) fn example(&self) -> String {
         let Self { scheme, port, .. } = self;
         format!("write `{scheme}://host1:{port},host2:{port},host3:{port}/locks`")
-    }
-
-    fn checked(&self, files: TlsFiles, is_encrypted: bool) -> Result<Option<TlsFiles>, LockError> {
-        let names_files = [&files.ca, &files.cert, &files.key].iter().any(|file| file.is_some());
-        if !is_encrypted && (names_files || files.trust == Trust::Any) {
-            let Self { scheme, tls_servers, .. } = self;
-            return Err(wrong("`ca`, `cert`, `key` and `insecure` are for TLS")
-                .remedy(format!("write `{scheme}s://`, {tls_servers}")));
-        }
-        if files.cert.is_some() != files.key.is_some() {
-            return Err(wrong("a client certificate needs both `cert` and `key`")
-                .remedy("write `?cert=/path.pem&key=/path.key`"));
-        }
-        if files.trust == Trust::Any && files.ca.is_some() {
-            let cause = "`insecure` accepts any certificate, and `ca` only those of an authority";
-            return Err(wrong(cause).remedy("leave `insecure` out"));
-        }
-        Ok(is_encrypted.then_some(files))
     }
 
     fn user_and_password(&self, login: &str) -> Result<(String, String), LockError> {

@@ -34,12 +34,6 @@ const RECHECK: Duration = Duration::from_secs(5);
 /// How long the key of a queued owner stays without a further request.
 pub(crate) const QUEUED_FOR: Duration = Duration::from_secs(15);
 
-/// Whether the request has changed something.
-#[derive(Default)]
-struct Effects {
-    has_put: bool,
-}
-
 impl EtcdLocks {
     pub(crate) async fn acquire(
         &self,
@@ -48,19 +42,20 @@ impl EtcdLocks {
     ) -> Result<AcquireOutcome, BackendError> {
         let turn = self.keys.owners.begin(request.owner, request.kept_for()).await;
         let until = self.now() + request.kept_for();
-        let mut effects = Effects::default();
-        let outcome = self.rounds(request, &turn, until, abandoned, &mut effects).await;
+        let mut has_put = false;
+        let outcome = self.rounds(request, &turn, until, abandoned, &mut has_put).await;
         // A key that was put meanwhile takes part in the queue.
-        outcome.map_err(|error| if effects.has_put { error.after_a_part() } else { error })
+        outcome.map_err(|error| if has_put { error.after_a_part() } else { error })
     }
 
+    /// `has_put` says whether a key was put, also if the request fails after that.
     async fn rounds(
         &self,
         request: &AcquireRequest,
         turn: &KeyTurn,
         until: Instant,
         abandoned: &AbandonFlag,
-        effects: &mut Effects,
+        has_put: &mut bool,
     ) -> Result<AcquireOutcome, BackendError> {
         self.delete_leaving(request, turn, abandoned).await?;
         for _ in 0..MOST_ROUNDS {
@@ -68,7 +63,7 @@ impl EtcdLocks {
             let member = self.link.member().await?;
             let lease = self.leases.holding(&member, request.kept_for()).await?;
             let acquiring = Acquiring { request, turn, member, lease, until };
-            if let RoundEnd::Over(outcome) = self.round(&acquiring, abandoned, effects).await? {
+            if let RoundEnd::Over(outcome) = self.round(&acquiring, abandoned, has_put).await? {
                 return Ok(outcome);
             }
         }
@@ -97,7 +92,7 @@ impl EtcdLocks {
         &self,
         it: &Acquiring<'_>,
         abandoned: &AbandonFlag,
-        effects: &mut Effects,
+        has_put: &mut bool,
     ) -> Result<RoundEnd, BackendError> {
         let (owner, keys) = (it.owner(), &it.request.keys);
         let is_missing = |key: &&Key| self.keys.known(owner, key).is_none();
@@ -132,7 +127,7 @@ impl EtcdLocks {
         if !answer.is_met {
             return self.on_refusal(it, &answer, &expected).await;
         }
-        effects.has_put = true;
+        *has_put = true;
         let revision = answer.origin.revision;
         let new = OwnerKey::new(revision, revision, it.lease.clone());
         for key in &missing {

@@ -165,7 +165,7 @@ impl MessageReader {
     }
 
     /// The next message. `None` at the end of a successful call. May be dropped and called again.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, CallFailure> {
+    async fn next(&mut self) -> Result<Option<Bytes>, CallFailure> {
         loop {
             if let Some(message) = self.complete()? {
                 return Ok(Some(message));
@@ -180,6 +180,12 @@ impl MessageReader {
                 None => return self.end().await,
             }
         }
+    }
+
+    /// The next message of a call that has no end. May be dropped and called again.
+    pub(crate) async fn message(&mut self) -> Result<Bytes, CallFailure> {
+        let ended = || CallFailure::Broken("a stream has ended".to_owned());
+        self.next().await?.ok_or_else(ended)
     }
 
     fn complete(&mut self) -> Result<Option<Bytes>, CallFailure> {

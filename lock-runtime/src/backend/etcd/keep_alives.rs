@@ -98,8 +98,7 @@ impl SignStream {
     }
 
     async fn next(&mut self) -> Result<LeaseAnswer, CallFailure> {
-        let ended = || CallFailure::Broken("a stream has ended".to_owned());
-        let message = self.reader.next().await?.ok_or_else(ended)?;
+        let message = self.reader.message().await?;
         LeaseAnswer::read(&message).map_err(|_| CallFailure::Malformed)
     }
 
@@ -131,7 +130,7 @@ impl KeepAliveTask {
             let Some(member) = self.next_member(number).await else { return };
             number = member.number;
             let mut open = OpenSigns::new(self.limit);
-            let failure = self.serve(&member, &mut open).await;
+            let Err(failure) = self.exchange(&member, &mut open).await;
             let error = member.failed(failure);
             member.end(error.clone());
             open.fail(&error);
@@ -155,13 +154,6 @@ impl KeepAliveTask {
                     let _ = request?.reply.send(Err(error.before_sending()));
                 }
             }
-        }
-    }
-
-    async fn serve(&mut self, member: &Arc<Member>, open: &mut OpenSigns<OpenCall>) -> CallFailure {
-        match self.exchange(member, open).await {
-            Ok(never) => match never {},
-            Err(failure) => failure,
         }
     }
 

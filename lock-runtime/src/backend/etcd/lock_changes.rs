@@ -23,11 +23,9 @@ impl EtcdLocks {
         let mut has_begun = false;
         loop {
             let message = tokio::select! {
-                message = reader.next() => message.map_err(failed)?,
+                message = reader.message() => message.map_err(failed)?,
                 error = member.ended() => return Err(error),
             };
-            let broken = || CallFailure::Broken("a stream has ended".to_owned());
-            let message = message.ok_or_else(broken).map_err(failed)?;
             let message =
                 WatchMessage::read(&message).map_err(|_| failed(CallFailure::Malformed))?;
             if message.is_cancelled {

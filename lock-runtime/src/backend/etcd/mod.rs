@@ -123,15 +123,13 @@ impl Etcd {
         // The call ends at the request timeout, with all answers that have arrived.
         let renewal_limit = config.request_timeout * 4 / 5;
         let locks = Arc::new(EtcdLocks { keys, leases, signs, link, renewal_limit });
-        let released = locks.clone();
-        let release = move |request| {
-            let locks = released.clone();
-            async move { locks.with_token(|| locks.release(&request)).await }
-        };
-        let unclaimed = release_unclaimed(found, config.request_timeout, release);
+        let limit = config.request_timeout;
+        let releasing = release_unclaimed(found, limit, &locks, |locks, request| async move {
+            locks.with_token(|| locks.release(&request)).await
+        });
         let tasks = [
             watching,
-            tokio::spawn(unclaimed).abort_handle(),
+            releasing,
             tokio::spawn(upkeep::run(locks.clone(), ended_leases, misses)).abort_handle(),
         ];
         Ok(Self { locks, tasks })

@@ -12,6 +12,22 @@ pub(crate) enum KeyState {
     Known(OwnerKey),
 }
 
+impl KeyState {
+    pub(crate) fn known(&self) -> Option<&OwnerKey> {
+        match self {
+            Self::Known(known) => Some(known),
+            Self::Unanswered => None,
+        }
+    }
+
+    pub(crate) fn known_mut(&mut self) -> Option<&mut OwnerKey> {
+        match self {
+            Self::Known(known) => Some(known),
+            Self::Unanswered => None,
+        }
+    }
+}
+
 /// A key of this process.
 #[derive(Clone)]
 pub(crate) struct OwnerKey {

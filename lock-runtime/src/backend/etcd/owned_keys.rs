@@ -67,15 +67,16 @@ impl KeyTable {
         keys.iter_mut().find(|(of, _)| of == key).map(|(_, state)| state)
     }
 
+    fn known(&mut self, owner: &Owner, key: &Key) -> Option<&mut OwnerKey> {
+        self.key(owner, key)?.known_mut()
+    }
+
     /// Returns the watch that is no longer needed.
     fn remove(&mut self, owner: &Owner, key: &Key) -> Option<i64> {
         let (keys, index) = self.split_mut(owner)?;
         let at = keys.iter().position(|(of, _)| of == key)?;
         let (_, state) = keys.swap_remove(at);
-        let watch = match state {
-            KeyState::Known(known) => known.watch,
-            KeyState::Unanswered => None,
-        };
+        let watch = state.known().and_then(|known| known.watch);
         if let Some(watch) = watch {
             index.by_watch.remove(&watch);
         }
@@ -101,20 +102,9 @@ impl OwnedKeys {
     }
 
     /// What the owner has for `key`. Keys of leases that have ended do not count.
-    pub(crate) fn state(&self, owner: &Owner, key: &Key) -> Option<KeyState> {
-        let mut table = self.table();
-        let state = table.key(owner, key)?;
-        match state {
-            KeyState::Known(known) if !known.lease.is_current() => None,
-            state => Some(state.clone()),
-        }
-    }
-
     pub(crate) fn known(&self, owner: &Owner, key: &Key) -> Option<OwnerKey> {
-        match self.state(owner, key)? {
-            KeyState::Known(known) => Some(known),
-            KeyState::Unanswered => None,
-        }
+        let mut table = self.table();
+        table.known(owner, key).filter(|known| known.lease.is_current()).cloned()
     }
 
     pub(crate) fn locks_of(&self, owner: &Owner) -> Vec<Key> {
@@ -153,12 +143,8 @@ impl OwnedKeys {
         if !known.lease.is_current() || table.state(owner).is_none() {
             return false;
         }
-        let former = match table.key(owner, key) {
-            Some(KeyState::Known(former)) => {
-                former.watch.filter(|watch| known.watch != Some(*watch))
-            }
-            Some(KeyState::Unanswered) | None => None,
-        };
+        let former = table.known(owner, key).and_then(|former| former.watch);
+        let former = former.filter(|watch| known.watch != Some(*watch));
         if known.is_granted() && known.watch.is_none() {
             let due = self.owners.clock.now() + UNWATCHED;
             table.index.unwatched.push_back((due, *owner, key.clone()));
@@ -188,10 +174,8 @@ impl OwnedKeys {
         predecessor: Vec<u8>,
     ) -> bool {
         let mut table = self.table();
-        let present = match table.key(owner, key) {
-            Some(KeyState::Known(known)) if known.place == KeyPlace::Queued => known.watch,
-            _ => None,
-        };
+        let queued = table.known(owner, key).filter(|known| known.place == KeyPlace::Queued);
+        let present = queued.and_then(|known| known.watch);
         let is_same = |watch: &i64| {
             let watched = table.index.by_watch.get(watch).and_then(|it| it.predecessor.as_deref());
             watched == Some(predecessor.as_slice())
@@ -233,7 +217,7 @@ impl OwnedKeys {
     /// A held key was there at this revision. It is watched from there on, if it is not yet.
     pub(crate) fn on_seen(&self, owner: &Owner, key: &Key, created: i64, revision: i64) {
         let mut table = self.table();
-        let Some(KeyState::Known(known)) = table.key(owner, key) else { return };
+        let Some(known) = table.known(owner, key) else { return };
         if known.created == created && known.is_granted() && known.watch.is_none() {
             known.seen = known.seen.max(revision);
             table.index.unwatched.push_back((self.owners.clock.now(), *owner, key.clone()));
@@ -249,7 +233,7 @@ impl OwnedKeys {
             && *due <= now
             && let Some((_, owner, key)) = table.index.unwatched.pop_front()
         {
-            let Some(KeyState::Known(known)) = table.key(&owner, &key) else { continue };
+            let Some(known) = table.known(&owner, &key) else { continue };
             if !known.is_granted() || known.watch.is_some() {
                 continue;
             }
@@ -263,8 +247,7 @@ impl OwnedKeys {
 
     /// Forgets the keys of a lease that has ended, and tells their holders and waiters.
     pub(crate) fn lose_lease(&self, lease: i64) {
-        let is_of =
-            |state: &KeyState| matches!(state, KeyState::Known(known) if known.lease.id == lease);
+        let is_of = |state: &KeyState| state.known().is_some_and(|known| known.lease.id == lease);
         let mut table = self.table();
         let mut lost = Vec::new();
         for (owner, keys, _) in table.all() {
@@ -286,11 +269,7 @@ impl OwnedKeys {
     pub(crate) fn mark_refused(&self, owner: &Owner) -> Vec<Arc<PoolLease>> {
         let mut table = self.table();
         let keys = table.state_mut(owner).into_iter().flatten();
-        let known = keys.filter_map(|(_, state)| match state {
-            KeyState::Known(known) => Some(known),
-            KeyState::Unanswered => None,
-        });
-        let marked = known.map(|known| {
+        let marked = keys.filter_map(|(_, state)| state.known_mut()).map(|known| {
             known.place = KeyPlace::Leaving;
             &*known
         });
@@ -301,10 +280,8 @@ impl OwnedKeys {
     pub(crate) fn needs(&self, lease: &PoolLease) -> bool {
         let table = self.table();
         table.all().any(|(_, keys, _)| {
-            keys.iter().any(|(_, state)| match state {
-                KeyState::Known(known) => known.lease.id == lease.id && !known.is_leaving(),
-                KeyState::Unanswered => false,
-            })
+            let mut known = keys.iter().filter_map(|(_, state)| state.known());
+            known.any(|known| known.lease.id == lease.id && !known.is_leaving())
         })
     }
 
@@ -349,7 +326,7 @@ impl WatchSink for OwnedKeys {
         let mut table = self.table();
         let Some(of) = table.index.by_watch.get(&watch) else { return };
         let (owner, key) = (of.owner, of.key.clone());
-        let Some(KeyState::Known(known)) = table.key(&owner, &key) else { return };
+        let Some(known) = table.known(&owner, &key) else { return };
         match known.place {
             KeyPlace::Queued => {
                 known.watch = None;
@@ -379,7 +356,7 @@ impl WatchSink for OwnedKeys {
         let mut table = self.table();
         let Some(of) = table.index.by_watch.get(&watch) else { return };
         let (owner, key, predecessor) = (of.owner, of.key.clone(), of.predecessor.clone());
-        let Some(KeyState::Known(known)) = table.key(&owner, &key) else { return };
+        let Some(known) = table.known(&owner, &key) else { return };
         let created = known.created;
         drop(table);
         if let Some(predecessor) = predecessor {
@@ -391,7 +368,7 @@ impl WatchSink for OwnedKeys {
         let mut table = self.table();
         let Some(of) = table.index.by_watch.remove(&watch) else { return };
         let WatchedClaim { owner, key, .. } = of;
-        let Some(KeyState::Known(known)) = table.key(&owner, &key) else { return };
+        let Some(known) = table.known(&owner, &key) else { return };
         known.watch = None;
         let place = known.place;
         drop(table);

@@ -4,13 +4,14 @@
 //! of a waiter begins with its creation, and a look finds what has changed before.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use crate::backend::etcd::grpc::{CallFailure, MessageReader, MessageSender};
+use crate::backend::etcd::grpc::{CallFailure, MessageSender};
 use crate::backend::etcd::member::Member;
 use crate::backend::etcd::member_task::MemberLink;
 use crate::backend::etcd::protocol::watch::{self, KeyEvent, WatchMessage, WatchedKeys};
@@ -89,45 +90,28 @@ impl WatchTask {
         loop {
             let Some(member) = self.link.next_member(number).await else { return };
             number = member.number;
-            let failure = self.serve(&member).await;
+            let Err(failure) = self.exchange(&member).await;
             let error = member.failed(failure);
             member.end(error);
         }
     }
 
-    async fn serve(&mut self, member: &Arc<Member>) -> CallFailure {
-        let (mut sender, mut reader) = match member.grpc.stream("/etcdserverpb.Watch/Watch").await {
-            Ok(stream) => stream,
-            Err(failure) => return failure,
-        };
+    async fn exchange(&mut self, member: &Arc<Member>) -> Result<Infallible, CallFailure> {
+        let (mut sender, mut reader) = member.grpc.stream("/etcdserverpb.Watch/Watch").await?;
         for (id, watch) in &mut self.watches {
             watch.begins_late = false;
-            if let Err(failure) = sender.send(&watch::create(*id, &watch.keys, watch.revision)) {
-                return failure;
-            }
+            sender.send(&watch::create(*id, &watch.keys, watch.revision))?;
         }
-        match self.exchange(member, &mut sender, &mut reader).await {
-            Ok(()) => CallFailure::Broken("a stream has ended".to_owned()),
-            Err(failure) => failure,
-        }
-    }
-
-    async fn exchange(
-        &mut self,
-        member: &Arc<Member>,
-        sender: &mut MessageSender,
-        reader: &mut MessageReader,
-    ) -> Result<(), CallFailure> {
         loop {
             tokio::select! {
                 biased;
-                message = reader.next() => {
-                    let Some(message) = message? else { return Ok(()) };
-                    let message = WatchMessage::read(&message).map_err(|_| CallFailure::Malformed)?;
+                message = reader.message() => {
+                    let message =
+                        WatchMessage::read(&message?).map_err(|_| CallFailure::Malformed)?;
                     self.on_message(message)?;
                 }
                 command = self.commands.recv() => match command {
-                    Some(command) => self.on_command(command, sender)?,
+                    Some(command) => self.on_command(command, &mut sender)?,
                     None => return Err(CallFailure::Unsent("the pool is closed".to_owned())),
                 },
                 error = member.ended() => return Err(CallFailure::Broken(error.to_string())),

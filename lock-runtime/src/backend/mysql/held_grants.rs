@@ -39,7 +39,14 @@ impl HeldGrants {
     }
 
     pub(crate) fn remove(&mut self, key: &Key, owner: Owner) {
-        self.retain_of(key, |held| held.owner != owner);
+        let Some(grants) = self.by_key.get_mut(key) else { return };
+        let quiet = |grants: &[HeldGrant]| grants.iter().filter(|it| !it.is_contended).count();
+        let before = quiet(grants);
+        grants.retain(|held| held.owner != owner);
+        self.quiet -= before - quiet(grants);
+        if grants.is_empty() {
+            self.by_key.remove(key);
+        }
     }
 
     /// The lease was renewed.
@@ -77,17 +84,6 @@ impl HeldGrants {
     /// Whether there is a grant that is not known to be contended.
     pub(crate) fn has_quiet(&self) -> bool {
         self.quiet > 0
-    }
-
-    fn retain_of(&mut self, key: &Key, keep: impl Fn(&HeldGrant) -> bool) {
-        let Some(grants) = self.by_key.get_mut(key) else { return };
-        let quiet = |grants: &[HeldGrant]| grants.iter().filter(|it| !it.is_contended).count();
-        let before = quiet(grants);
-        grants.retain(keep);
-        self.quiet -= before - quiet(grants);
-        if grants.is_empty() {
-            self.by_key.remove(key);
-        }
     }
 }
 

@@ -13,11 +13,13 @@ use crate::backend::mysql::batch::{MysqlBatch, script_limit};
 use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::session::{MysqlSession, MysqlSessionIdentity};
-use crate::backend::mysql::sweep::RowSweep;
-use crate::backend::sql::job::{Jobs, StoreJob, closed, no_answer};
+use crate::backend::mysql::sweep::sweep;
+use crate::backend::sql::job::{Jobs, StoreJob, closed, no_answer, refuse_rest};
 use crate::backend::sql::locked_rows::LockedRows;
 use crate::backend::sql::pending_jobs::PendingJobs;
+use crate::backend::sql::reopen::reopened;
 use crate::backend::sql::sender::{JobSender, Purpose};
+use crate::backend::sql::sweep::RowSweep;
 use crate::base::clock::Instant;
 
 /// Between two checks of a connection and of its server.
@@ -30,17 +32,18 @@ pub(crate) async fn connect(
 ) -> Result<JobSender, BackendError> {
     let (jobs, inbox) = mpsc::unbounded_channel();
     let session = open(state, purpose, &MysqlSessionIdentity::default()).await?;
-    let task = MysqlLink::new(state.clone(), purpose, inbox);
-    let task = tokio::spawn(task.run(session)).abort_handle();
-    Ok(JobSender::new(jobs, task))
+    let mut link = MysqlLink::new(state.clone(), purpose, inbox);
+    let task = tokio::spawn(async move {
+        link.run(session).await;
+        refuse_rest(&mut link.inbox);
+    });
+    Ok(JobSender::new(jobs, task.abort_handle()))
 }
 
 struct MysqlLink {
     state: Arc<MysqlPoolState>,
     purpose: Purpose,
     inbox: UnboundedReceiver<StoreJob>,
-    /// The last session, until it is known to have ended.
-    predecessor: MysqlSessionIdentity,
     locked: LockedRows,
     pending: PendingJobs,
     sweep: RowSweep,
@@ -68,7 +71,6 @@ impl MysqlLink {
             state,
             purpose,
             inbox,
-            predecessor: MysqlSessionIdentity::default(),
             locked: LockedRows::default(),
             pending,
             sweep,
@@ -76,7 +78,7 @@ impl MysqlLink {
         }
     }
 
-    async fn run(mut self, mut session: MysqlSession) {
+    async fn run(&mut self, mut session: MysqlSession) {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
         loop {
             let up_since = self.state.clock.now();
@@ -89,11 +91,14 @@ impl MysqlLink {
                 self.state.channel().clear();
                 self.state.watch_list().leave_queues(self.state.clock.now());
             }
-            self.predecessor.clone_from(&session.identity);
+            let lost = session.identity.clone();
             drop(session);
             self.state.events.disconnected(&error);
             backoff.ended(answered.since(up_since));
-            let Some(next) = self.reopen(&mut backoff, error).await else { return };
+            let (state, purpose, inbox) = (&self.state, self.purpose, &mut self.inbox);
+            let again = || open(state, purpose, &lost);
+            let next = reopened(inbox, &state.events, &mut backoff, error, again).await;
+            let Some(next) = next else { return };
             session = next;
             if self.purpose == Purpose::Upkeep {
                 // Nothing was looked at meanwhile.
@@ -136,7 +141,7 @@ impl MysqlLink {
             let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
             batch.run(jobs, &mut self.pending).await;
             if is_upkeep && self.sweep.due() <= now {
-                self.sweep.run(&mut batch).await;
+                sweep(&mut self.sweep, &mut batch).await;
             }
             if next_look.is_some_and(|due| due <= now) {
                 self.looks.run(&mut batch).await;
@@ -158,39 +163,6 @@ impl MysqlLink {
             Purpose::Claims => None,
         };
         interval.map(|interval| self.looks.due(interval))
-    }
-
-    /// Opens the connection again. Meanwhile requests fail immediately. `None` if the pool is closed.
-    async fn reopen(
-        &mut self,
-        backoff: &mut Backoff,
-        mut error: BackendError,
-    ) -> Option<MysqlSession> {
-        let (state, purpose, lost) = (self.state.clone(), self.purpose, self.predecessor.clone());
-        let next = |pause: Duration| {
-            let (state, lost) = (state.clone(), lost.clone());
-            async move {
-                tokio::time::sleep(pause).await;
-                open(&state, purpose, &lost).await
-            }
-        };
-        let mut attempt = Box::pin(next(backoff.next()));
-        loop {
-            tokio::select! {
-                opened = &mut attempt => match opened {
-                    Ok(session) => return Some(session),
-                    Err(failed) => {
-                        self.state.events.disconnected(&failed);
-                        error = failed;
-                        attempt.set(next(backoff.next()));
-                    }
-                },
-                job = self.inbox.recv() => match job? {
-                    StoreJob::Close => return None,
-                    job => job.fail(&error),
-                },
-            }
-        }
     }
 }
 

@@ -103,5 +103,5 @@ async fn connect(
     // The channel comes first: grants name it from the first acquire on.
     let upkeep = link::connect(&state, Purpose::Upkeep).await?;
     let claims = link::connect(&state, Purpose::Claims).await?;
-    Ok(SqlStore::new(events, claims, upkeep, found, config.request_timeout).with_pins(fences))
+    Ok(SqlStore::new(events, claims, upkeep, found, config.request_timeout, fences))
 }

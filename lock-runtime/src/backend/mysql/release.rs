@@ -49,11 +49,7 @@ impl MysqlBatch<'_> {
 
     async fn end_all(&mut self, requests: &Releases, ends: &mut Ends) -> Result<(), BackendError> {
         self.free(requests, ends).await?;
-        let mut open: Vec<(&Key, (usize, usize))> = Vec::new();
-        for (at, (request, _)) in requests.iter().enumerate() {
-            let keys = request.lease.keys.iter().enumerate();
-            open.extend(keys.map(|(number, key)| (key, (at, number))));
-        }
+        let mut open = places(requests, |_| true);
         open.retain(|(_, place)| !ends.contains_key(place));
         open.sort_by_key(|(key, _)| *key);
         for open in open.chunks(self.session.parts(HANDED_OFF_TOGETHER, BYTES_OF_TRANSITION)) {
@@ -69,11 +65,7 @@ impl MysqlBatch<'_> {
                 && request.barging_window.is_zero()
                 && successor(request).is_none()
         };
-        let mut open: Vec<(&Key, (usize, usize))> = Vec::new();
-        for (at, (request, _)) in requests.iter().enumerate().filter(|(_, (it, _))| is_plain(it)) {
-            let keys = request.lease.keys.iter().enumerate();
-            open.extend(keys.map(|(number, key)| (key, (at, number))));
-        }
+        let open = places(requests, is_plain);
         for open in open.chunks(self.session.parts(FREED_TOGETHER, BYTES_IN_LISTS)) {
             self.free_together(requests, open, ends).await?;
         }
@@ -197,4 +189,17 @@ impl MysqlBatch<'_> {
         fail_all(partial, &error.clone().after_a_part());
         self.others(untouched, |request| &request.lease.keys, error).await
     }
+}
+
+/// The keys of these requests, and their positions.
+fn places(
+    requests: &Releases,
+    is_meant: impl Fn(&ReleaseRequest) -> bool,
+) -> Vec<(&Key, (usize, usize))> {
+    let mut places = Vec::new();
+    for (at, (request, _)) in requests.iter().enumerate().filter(|(_, (it, _))| is_meant(it)) {
+        let keys = request.lease.keys.iter().enumerate();
+        places.extend(keys.map(|(number, key)| (key, (at, number))));
+    }
+    places
 }

@@ -17,7 +17,8 @@ use crate::backend::mysql::server_error::{
     connect_failure, failure, is_about_tables, read_only, too_long,
 };
 use crate::backend::mysql::url::{MysqlHost, MysqlUrl};
-use crate::backend::sql::job::{closed, moved};
+use crate::backend::sql::first_opened::first_opened;
+use crate::backend::sql::job::moved;
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits, Owner};
 use crate::base::clock::Clock;
@@ -90,28 +91,13 @@ impl MysqlConnector {
     /// Connects to the first server that accepts writes, and checks that the tables are there. Begins with the server that
     /// was connected last; each has the whole time limit.
     pub(crate) async fn open(&self) -> Result<MysqlSession, BackendError> {
-        let (hosts, limit) = (&self.database.hosts, self.limits.connect);
-        let last = self.last.load(Ordering::Relaxed);
-        let mut failed = closed();
-        for at in (0..hosts.len()).map(|step| (last + step) % hosts.len()) {
-            let server = name_of(&hosts[at]);
-            let opened = timeout(limit, self.open_at(at, &server)).await;
-            let opened = opened.unwrap_or_else(|_| {
-                let message =
-                    format!("MySQL at {server} has not accepted a connection within {limit:?}");
-                Err(BackendError::new(FailureKind::NotApplied, message)
-                    .remedy("check host, port and network, or raise `connect_timeout` of the pool"))
-            });
-            match opened {
-                Ok(session) => {
-                    self.last.store(at, Ordering::Relaxed);
-                    self.last_server.lock().clone_from(&session.identity.server);
-                    return Ok(session);
-                }
-                Err(error) => failed = error,
-            }
-        }
-        Err(failed)
+        let servers: Vec<_> = self.database.hosts.iter().map(name_of).collect();
+        let (last, limit) = (self.last.load(Ordering::Relaxed), self.limits.connect);
+        let open_at = |at: usize| self.open_at(at, &servers[at]);
+        let (at, session) = first_opened("MySQL", &servers, last, limit, open_at).await?;
+        self.last.store(at, Ordering::Relaxed);
+        self.last_server.lock().clone_from(&session.identity.server);
+        Ok(session)
     }
 
     async fn open_at(&self, host: usize, server: &str) -> Result<MysqlSession, BackendError> {

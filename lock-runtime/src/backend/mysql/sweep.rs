@@ -1,88 +1,49 @@
 //! Deletes rows that are no longer needed, a few at a time.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::packet::BYTES_IN_LISTS;
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
+use crate::backend::sql::sweep::{RowSweep, SWEPT_ROWS};
 use crate::backend::sql::tables::micros;
-use crate::base::clock::Instant;
-use crate::base::jitter;
 
-/// Between two walks through the table.
-const INTERVAL: Duration = Duration::from_secs(20 * 60);
-
-/// Between two parts of one walk.
-const PAUSE: Duration = Duration::from_millis(200);
-
-/// How many rows one statement reads.
-const ROWS: usize = 500;
-
-/// Walks through the keys in their order.
-pub(crate) struct RowSweep {
-    forget_after: Duration,
-    /// The last key that was read; empty at the beginning.
-    last: Vec<u8>,
-    due: Instant,
+/// Sweeps the next part of `walk`. A failure does not matter: the next walk finds the same rows.
+pub(super) async fn sweep(walk: &mut RowSweep, batch: &mut MysqlBatch<'_>) {
+    let last = part(walk, batch).await;
+    walk.swept_to(last, batch.now());
 }
 
-impl RowSweep {
-    pub(crate) fn new(forget_after: Duration, now: Instant) -> Self {
-        Self {
-            forget_after,
-            last: Vec::new(),
-            due: now + jitter::below(INTERVAL.min(forget_after)),
-        }
+/// The last key that was read; `None` at the end of the table.
+async fn part(walk: &RowSweep, batch: &mut MysqlBatch<'_>) -> Option<Vec<u8>> {
+    let statements = batch.statements();
+    let age = Literal::Number(micros(walk.forget_after));
+    let rows = batch.session.parts(usize::from(SWEPT_ROWS), BYTES_IN_LISTS);
+    let rows = Literal::Number(i64::try_from(rows).unwrap_or(1));
+    let values = [("last", Literal::Bytes(&walk.last)), ("age", age), ("rows", rows)];
+    let script = SqlScript::of(&statements.clock, &[])
+        .then(&statements.sweep, &values)
+        .then(&statements.abandoned, &values);
+    let answered = batch.execute(&script, usize::MAX).await.ok()?;
+    let [read, abandoned] = answered.sets.as_slice() else { return None };
+    let mut old = ByteList::default();
+    let is_any_old = read.iter().any(|row| row.is_true(1));
+    for key in read.iter().filter(|row| row.is_true(1)).filter_map(|row| row.bytes(0)) {
+        old.push(&[key]);
     }
-
-    /// When the next part is due.
-    pub(crate) fn due(&self) -> Instant {
-        self.due
+    if is_any_old {
+        delete_unlocked(batch, &old, age).await;
     }
-
-    /// Sweeps the next part. A failure does not matter: the next walk finds the same rows.
-    pub(super) async fn run(&mut self, batch: &mut MysqlBatch<'_>) {
-        let last = self.part(batch).await;
-        let pause = match &last {
-            Some(_) => PAUSE,
-            None => jitter::below(INTERVAL.min(self.forget_after)),
-        };
-        self.last = last.unwrap_or_default();
-        self.due = batch.now() + pause;
+    if !abandoned.is_empty() {
+        let mut script = batch.begin();
+        for row in abandoned {
+            let (Some(key), Some(owner)) = (row.bytes(0), row.bytes(1)) else { continue };
+            let values = [("key", Literal::Bytes(key)), ("owner", Literal::Bytes(owner))];
+            script.add(&statements.sweep_queue, &values);
+        }
+        let _ = batch.in_transaction(script).await;
     }
-
-    /// The last key that was read; `None` at the end of the table.
-    async fn part(&self, batch: &mut MysqlBatch<'_>) -> Option<Vec<u8>> {
-        let statements = batch.statements();
-        let age = Literal::Number(micros(self.forget_after));
-        let rows = batch.session.parts(ROWS, BYTES_IN_LISTS);
-        let rows = Literal::Number(i64::try_from(rows).unwrap_or(1));
-        let values = [("last", Literal::Bytes(&self.last)), ("age", age), ("rows", rows)];
-        let script = SqlScript::of(&statements.clock, &[])
-            .then(&statements.sweep, &values)
-            .then(&statements.abandoned, &values);
-        let answered = batch.execute(&script, usize::MAX).await.ok()?;
-        let [read, abandoned] = answered.sets.as_slice() else { return None };
-        let mut old = ByteList::default();
-        let is_any_old = read.iter().any(|row| row.is_true(1));
-        for key in read.iter().filter(|row| row.is_true(1)).filter_map(|row| row.bytes(0)) {
-            old.push(&[key]);
-        }
-        if is_any_old {
-            delete_unlocked(batch, &old, age).await;
-        }
-        if !abandoned.is_empty() {
-            let mut script = batch.begin();
-            for row in abandoned {
-                let (Some(key), Some(owner)) = (row.bytes(0), row.bytes(1)) else { continue };
-                let values = [("key", Literal::Bytes(key)), ("owner", Literal::Bytes(owner))];
-                script.add(&statements.sweep_queue, &values);
-            }
-            let _ = batch.in_transaction(script).await;
-        }
-        Some(read.last()?.bytes(0)?.to_vec())
-    }
+    Some(read.last()?.bytes(0)?.to_vec())
 }
 
 /// Deletes the rows of these keys that no transaction has locked.

@@ -12,11 +12,13 @@ use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::channel::{self, ChannelPayload, PROBE};
 use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, OnPayload, ServerProcess, Session};
-use crate::backend::postgres::sweep::Sweep;
+use crate::backend::postgres::sweep::sweep;
 use crate::backend::queue_events::QueueEvents;
-use crate::backend::sql::job::{Jobs, StoreJob, closed, no_answer};
+use crate::backend::sql::job::{Jobs, StoreJob, closed, no_answer, refuse_rest};
 use crate::backend::sql::pending_jobs::PendingJobs;
+use crate::backend::sql::reopen::reopened;
 use crate::backend::sql::sender::{JobSender, Purpose};
+use crate::backend::sql::sweep::RowSweep;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::mutex::Mutex;
@@ -49,29 +51,31 @@ pub(crate) async fn connect(
 ) -> Result<JobSender, BackendError> {
     let (jobs, inbox) = mpsc::unbounded_channel();
     let session = open(state, purpose, None).await?;
-    let task = LinkTask::new(state.clone(), purpose, inbox);
-    let task = tokio::spawn(task.run(session)).abort_handle();
-    Ok(JobSender::new(jobs, task))
+    let mut link = LinkTask::new(state.clone(), purpose, inbox);
+    let task = tokio::spawn(async move {
+        link.run(session).await;
+        refuse_rest(&mut link.inbox);
+    });
+    Ok(JobSender::new(jobs, task.abort_handle()))
 }
 
 struct LinkTask {
     state: Arc<PoolState>,
     purpose: Purpose,
     inbox: UnboundedReceiver<StoreJob>,
-    /// The server process of the last connection, until it is known to have ended.
-    predecessor: Option<ServerProcess>,
     pending: PendingJobs,
-    sweep: Sweep,
+    sweep: RowSweep,
 }
 
 impl LinkTask {
     fn new(state: Arc<PoolState>, purpose: Purpose, inbox: UnboundedReceiver<StoreJob>) -> Self {
-        let sweep = Sweep::new(&state.connector.database, state.clock.now());
+        let forget_after = state.connector.database.params.forget_after;
+        let sweep = RowSweep::new(forget_after, state.clock.now());
         let pending = PendingJobs::new(state.clock, state.connector.limits.request);
-        Self { state, purpose, inbox, predecessor: None, pending, sweep }
+        Self { state, purpose, inbox, pending, sweep }
     }
 
-    async fn run(mut self, mut session: Session) {
+    async fn run(&mut self, mut session: Session) {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
         loop {
             let up_since = self.state.clock.now();
@@ -80,11 +84,14 @@ impl LinkTask {
             if self.purpose == Purpose::Upkeep {
                 self.state.channel.lock().clear();
             }
-            self.predecessor = session.is_direct.then_some(session.process);
+            let lost = session.is_direct.then_some(session.process);
             drop(session);
             self.state.events.disconnected(&error);
             backoff.ended(answered.since(up_since));
-            let Some(next) = self.reopen(&mut backoff, error).await else { return };
+            let (state, purpose, inbox) = (&self.state, self.purpose, &mut self.inbox);
+            let again = || open(state, purpose, lost);
+            let next = reopened(inbox, &state.events, &mut backoff, error, again).await;
+            let Some(next) = next else { return };
             session = next;
             if self.purpose == Purpose::Upkeep {
                 // Notifications were missed.
@@ -129,7 +136,7 @@ impl LinkTask {
             let batch = Batch::new(session, connector, &server, events, channel, clock);
             batch.run(jobs, &mut self.pending).await;
             if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
-                self.sweep.run(&batch).await;
+                sweep(&mut self.sweep, &batch).await;
             }
             if closes {
                 self.pending.fail(&closed());
@@ -141,55 +148,13 @@ impl LinkTask {
             answered = self.state.clock.now();
         }
     }
-
-    /// Opens the connection again. Meanwhile requests fail immediately. `None` if the pool is closed.
-    async fn reopen(&mut self, backoff: &mut Backoff, mut error: BackendError) -> Option<Session> {
-        let mut attempt = Box::pin(opened_after(
-            backoff.next(),
-            self.state.clone(),
-            self.purpose,
-            self.predecessor,
-        ));
-        loop {
-            tokio::select! {
-                opened = &mut attempt => match opened {
-                    Ok(session) => {
-                        self.predecessor = None;
-                        return Some(session);
-                    }
-                    Err(failed) => {
-                        self.state.events.disconnected(&failed);
-                        error = failed;
-                        let state = self.state.clone();
-                        attempt.set(opened_after(
-                            backoff.next(), state, self.purpose, self.predecessor,
-                        ));
-                    }
-                },
-                job = self.inbox.recv() => match job? {
-                    StoreJob::Close => return None,
-                    job => job.fail(&error),
-                },
-            }
-        }
-    }
 }
 
-async fn opened_after(
-    pause: Duration,
-    state: Arc<PoolState>,
-    purpose: Purpose,
-    predecessor: Option<ServerProcess>,
-) -> Result<Session, BackendError> {
-    tokio::time::sleep(pause).await;
-    open(&state, purpose, predecessor).await
-}
-
-/// Opens a connection for `purpose`.
+/// Opens a connection for `purpose`, after the end of the one to the server process `lost`.
 async fn open(
     state: &Arc<PoolState>,
     purpose: Purpose,
-    predecessor: Option<ServerProcess>,
+    lost: Option<ServerProcess>,
 ) -> Result<Session, BackendError> {
     let probed = Arc::new(Notify::new());
     let on_payload: OnPayload = match purpose {
@@ -198,7 +163,7 @@ async fn open(
     };
     let session = state.connector.open(on_payload).await?;
     let limits = state.connector.limits;
-    if let Some(lost) = predecessor.filter(|_| session.is_direct) {
+    if let Some(lost) = lost.filter(|_| session.is_direct) {
         // Longer than a statement there may take.
         let patience = 2 * limits.request + Duration::from_millis(500);
         let limit = limits.connect.max(patience);

@@ -35,11 +35,10 @@ pub(crate) fn connect_failure(server: &str, error: Error) -> BackendError {
         .because(error);
     };
     let (kind, what, remedy) = refusal(answer);
-    // Nothing was sent that could have been applied.
-    let kind = if kind == FailureKind::MaybeApplied { FailureKind::NotApplied } else { kind };
     BackendError::new(kind, message(&format!("at {server} {what}"), answer))
         .remedy(remedy)
         .because(error)
+        .before_sending()
 }
 
 /// Whether the server, or a pooler in front of it, refuses the settings that a session starts with.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
 use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::tls::MakeTlsConnect;
@@ -23,7 +22,7 @@ use crate::backend::postgres::server_error::{
     connect_failure, failure, is_about_tables, refuses_startup_options,
 };
 use crate::backend::postgres::url::Database;
-use crate::backend::sql::job::closed;
+use crate::backend::sql::first_opened::first_opened;
 use crate::backend::sql::locked_rows::LockedRows;
 use crate::backend::tls_files::TlsFiles;
 use crate::backend::{BackendError, FailureKind, Limits};
@@ -122,29 +121,14 @@ impl Connector {
     /// Connects to the first server that accepts writes, and checks that the tables are there. Begins with the server that
     /// was connected last; each has the whole time limit.
     pub(crate) async fn open(&self, on_payload: OnPayload) -> Result<Session, BackendError> {
-        let (servers, limit) = (&self.database.servers, self.limits.connect);
-        let last = self.last.load(Ordering::Relaxed);
-        let mut failed = closed();
-        for at in (0..servers.len()).map(|step| (last + step) % servers.len()) {
-            let server = Self::name(&servers[at]);
-            let opening = self.open_at(&servers[at], &server, on_payload.clone());
-            let opened = timeout(limit, opening).await.unwrap_or_else(|_| {
-                let message = format!(
-                    "PostgreSQL at {server} has not accepted a connection within {limit:?}"
-                );
-                Err(BackendError::new(FailureKind::NotApplied, message)
-                    .remedy("check host, port and network, or raise `connect_timeout` of the pool"))
-            });
-            match opened {
-                Ok(session) => {
-                    self.last.store(at, Ordering::Relaxed);
-                    self.last_start.store(session.server_start, Ordering::Relaxed);
-                    return Ok(session);
-                }
-                Err(error) => failed = error,
-            }
-        }
-        Err(failed)
+        let configs = &self.database.servers;
+        let servers: Vec<_> = configs.iter().map(Self::name).collect();
+        let (last, limit) = (self.last.load(Ordering::Relaxed), self.limits.connect);
+        let open_at = |at: usize| self.open_at(&configs[at], &servers[at], on_payload.clone());
+        let (at, session) = first_opened("PostgreSQL", &servers, last, limit, open_at).await?;
+        self.last.store(at, Ordering::Relaxed);
+        self.last_start.store(session.server_start, Ordering::Relaxed);
+        Ok(session)
     }
 
     /// Whether the server of `session` is the one that was connected last, in the same start. Both connections of a pool belong on

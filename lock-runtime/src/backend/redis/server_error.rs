@@ -112,9 +112,8 @@ pub(crate) fn is_wrong_type(error: &RedisError) -> bool {
 
 /// Whether the error is temporary and independent of the user's rights.
 pub(crate) fn is_transient(error: &RedisError) -> bool {
-    let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
     matches!(
-        code,
+        code_of(error),
         Some(
             "OOM"
                 | "LOADING"
@@ -137,16 +136,17 @@ pub(crate) fn is_full(error: &RedisError) -> bool {
     error.code() == Some("ERR") && detail.starts_with("max number of clients")
 }
 
+/// The codes that only a replica answers with.
+const OF_A_REPLICA: [&str; 3] = ["READONLY", "MASTERDOWN", "UNBLOCKED"];
+
 /// Whether only a replica gives this answer: the server is no longer the master.
 pub(crate) fn is_of_a_replica(error: &RedisError) -> bool {
-    let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
-    matches!(code, Some("READONLY" | "MASTERDOWN" | "UNBLOCKED"))
+    code_of(error).is_some_and(|code| OF_A_REPLICA.contains(&code))
 }
 
 /// Whether the server is loading its data. A server that has served before does so when it becomes a replica.
 pub(crate) fn is_loading(error: &RedisError) -> bool {
-    let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
-    code == Some("LOADING")
+    code_of(error) == Some("LOADING")
 }
 
 /// As [`is_loading`], for an answer that has not been made an error yet.
@@ -157,7 +157,7 @@ pub(crate) fn is_loading_answer(answer: &Value) -> bool {
 /// As [`is_of_a_replica`], for the text of an error that a script has returned as a value.
 pub(crate) fn is_text_of_a_replica(text: &str) -> bool {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
-    matches!(unscripted(code, detail).0, "READONLY" | "MASTERDOWN" | "UNBLOCKED")
+    OF_A_REPLICA.contains(&unscripted(code, detail).0)
 }
 
 /// The failure for `error`, the answer of the server at `server` to a request.
@@ -178,6 +178,10 @@ pub(crate) fn script_failure(server: &str, text: &str) -> BackendError {
     let (code, detail) = unscripted(code, detail);
     let (failure, what, remedy) = refusal(code, detail);
     BackendError::new(failure, format!("Redis at {server} {what}")).remedy(remedy)
+}
+
+fn code_of(error: &RedisError) -> Option<&str> {
+    error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0)
 }
 
 /// The code and detail of an error inside a script, as a command outside would have them. Up to 6.2 a server answers
@@ -311,11 +315,7 @@ fn connection_error(error: &RedisError) -> (FailureKind, String, &'static str) {
         "check that the server is up and reachable, and the host and port in the URL";
     const HANGS_UP: &str = "check that the server is up, and the host and port in the URL; it also hangs up at `maxclients` connections, on clients without TLS (`rediss://`) and on those without a certificate (`?cert=/path.pem&key=/path.key`)";
     match error.kind() {
-        ErrorKind::AuthenticationFailed => (
-            FailureKind::Rejected,
-            "does not accept the user or the password".to_owned(),
-            "check both in the URL; special characters are percent-encoded there",
-        ),
+        ErrorKind::AuthenticationFailed => refusal("WRONGPASS", ""),
         ErrorKind::Io => (
             FailureKind::MaybeApplied,
             "closed the connection before it answered".to_owned(),

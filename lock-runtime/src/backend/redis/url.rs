@@ -39,6 +39,29 @@ pub(crate) fn scheme_of_redis(scheme: &str) -> Cow<'_, str> {
     }
 }
 
+/// The log-in of a `user` with this `password`, where the server wants them.
+pub(crate) fn login_of(user: Option<String>, password: Option<String>) -> RedisConnectionInfo {
+    let login = RedisConnectionInfo::default()
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_lib_name(LIBRARY, LIBRARY_VERSION);
+    with_user(login, user, password)
+}
+
+/// `login` with `user` and `password` in place of its own.
+fn with_user(
+    mut login: RedisConnectionInfo,
+    user: Option<String>,
+    password: Option<String>,
+) -> RedisConnectionInfo {
+    if let Some(user) = user {
+        login = login.set_username(user);
+    }
+    if let Some(password) = password {
+        login = login.set_password(password);
+    }
+    login
+}
+
 /// One server, and the log-in there. `Display` shows neither user nor password.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
@@ -112,12 +135,7 @@ impl Endpoint {
         let plain = format!("redis://{authority}localhost?{}", others.join("&"));
         let mut endpoint = Self::of_host(&plain)?;
         endpoint.socket = Some(path.into());
-        if let Some(user) = user {
-            endpoint.login = endpoint.login.set_username(user);
-        }
-        if let Some(password) = password {
-            endpoint.login = endpoint.login.set_password(password);
-        }
+        endpoint.login = with_user(endpoint.login, user, password);
         if cfg!(not(unix)) {
             return Err(
                 wrong("this system has no Unix sockets").remedy("write `redis://host:6379`")
@@ -147,15 +165,10 @@ impl Endpoint {
             return Err(wrong("the URL has a `#fragment`, which has no meaning here")
                 .remedy("percent-encode a `#` in the password as `%23`; a private authority goes into `?ca=/path.pem`, and `?insecure` accepts any certificate"));
         }
-        let mut login = RedisConnectionInfo::default()
-            .set_protocol(ProtocolVersion::RESP3)
-            .set_lib_name(LIBRARY, LIBRARY_VERSION);
-        if !url.username().is_empty() {
-            login = login.set_username(decoded(url.username())?);
-        }
-        if let Some(password) = url.password() {
-            login = login.set_password(decoded(password)?);
-        }
+        let user = Some(url.username()).filter(|user| !user.is_empty());
+        let user = user.map(decoded).transpose()?;
+        let password = url.password().map(decoded).transpose()?;
+        let mut login = login_of(user, password);
         match url.path().trim_matches('/') {
             "" => {}
             rest if rest.contains('@') => return Err(broken_password("/", "%2F")),

@@ -1,5 +1,6 @@
 //! Requests on their way to a connection.
 
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
 use crate::backend::sql::listed_keys::ListedRow;
@@ -118,6 +119,14 @@ pub(crate) fn fail_all<R, T>(
     }
 }
 
+/// Fails the requests that have arrived after the one that closes the connection.
+pub(crate) fn refuse_rest(inbox: &mut UnboundedReceiver<StoreJob>) {
+    inbox.close();
+    while let Ok(job) = inbox.try_recv() {
+        job.fail(&closed());
+    }
+}
+
 /// The failure of a request after the end of the pool.
 #[cold]
 pub(crate) fn closed() -> BackendError {
@@ -149,4 +158,21 @@ pub(crate) fn dropped_tables() -> BackendError {
 #[cold]
 pub(crate) fn no_answer() -> BackendError {
     BackendError::new(FailureKind::MaybeApplied, "the database did not answer in time")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_request_behind_the_end_of_the_pool_was_not_sent() {
+        let (jobs, mut inbox) = mpsc::unbounded_channel();
+        let (reply, mut answer) = oneshot::channel();
+        assert!(jobs.send(StoreJob::Probe(reply)).is_ok());
+        refuse_rest(&mut inbox);
+        assert_eq!(answer.try_recv().unwrap().unwrap_err().kind(), FailureKind::NotApplied);
+        assert!(jobs.is_closed());
+    }
 }

@@ -7,11 +7,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::AbortHandle;
 
 use crate::backend::queue_events::{QueueEvents, UnclaimedGrant};
-use crate::backend::sql::job::StoreJob;
+use crate::backend::sql::job::{PendingRequest, StoreJob};
 use crate::backend::sql::listed_keys::ListedKeys;
 use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::renewal_queue::RENEWALS;
-use crate::backend::sql::sender::{AwaitedAnswer, CLAIMS, JobSender};
+use crate::backend::sql::sender::{CLAIMS, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
@@ -37,29 +37,22 @@ impl Drop for SqlStore {
 }
 
 impl SqlStore {
-    /// A store on the connections for `claims` and for `upkeep`. Grants that arrive in `found` are released.
+    /// A store on the connections for `claims` and for `upkeep`, with pins by `fences` if there is such a table. Grants that
+    /// arrive in `found` are released.
     pub(crate) fn new(
         events: Arc<QueueEvents>,
         claims: JobSender,
         upkeep: JobSender,
         found: UnboundedReceiver<UnclaimedGrant>,
         request_timeout: Duration,
+        fences: Option<FenceTable>,
     ) -> Self {
         let claims = Arc::new(claims);
-        let link = claims.clone();
-        let release = move |request| {
-            let link = link.clone();
-            async move { link.send(|reply| StoreJob::Release((request, reply))).get().await }
-        };
-        let unclaimed = release_unclaimed(found, request_timeout, release);
-        let unclaimed = tokio::spawn(unclaimed).abort_handle();
-        Self { events, claims, upkeep, unclaimed, fences: None }
-    }
-
-    /// The store, with pins by `fences` if there is such a table.
-    pub(crate) fn with_pins(mut self, fences: Option<FenceTable>) -> Self {
-        self.fences = fences;
-        self
+        let unclaimed =
+            release_unclaimed(found, request_timeout, &claims, |claims, request| async move {
+                claims.send(|reply| StoreJob::Release((request, reply))).get().await
+            });
+        Self { events, claims, upkeep, unclaimed, fences }
     }
 }
 
@@ -92,32 +85,20 @@ impl Backend for SqlStore {
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let new = requests.iter().filter(|request| request.enqueue && request.attempt == 0);
         let pending = self.events.expect(new.map(|request| request.owner).collect());
-        let answers: Vec<_> = requests
-            .iter()
-            .map(|request| self.claims.send(|reply| StoreJob::Acquire((request.clone(), reply))))
-            .collect();
-        let mut outcomes = all(answers).await;
+        let mut outcomes = each(&self.claims, requests, StoreJob::Acquire).await;
         pending.retry_heads(requests, &mut outcomes);
         outcomes
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        let answers: Vec<_> = leases
-            .iter()
-            .map(|lease| self.upkeep.send(|reply| StoreJob::Renew((lease.clone(), reply))))
-            .collect();
-        all(answers).await
+        each(&self.upkeep, leases, StoreJob::Renew).await
     }
 
     async fn release(
         &self,
         requests: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        let answers: Vec<_> = requests
-            .iter()
-            .map(|request| self.claims.send(|reply| StoreJob::Release((request.clone(), reply))))
-            .collect();
-        all(answers).await
+        each(&self.claims, requests, StoreJob::Release).await
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
@@ -156,7 +137,14 @@ impl Backend for SqlStore {
     }
 }
 
-async fn all<T>(answers: Vec<AwaitedAnswer<T>>) -> Vec<Result<T, BackendError>> {
+/// Sends all `requests` as jobs, then awaits their answers.
+async fn each<R: Clone, T>(
+    link: &JobSender,
+    requests: &[R],
+    job: fn(PendingRequest<R, T>) -> StoreJob,
+) -> Vec<Result<T, BackendError>> {
+    let send = |request: &R| link.send(|reply| job((request.clone(), reply)));
+    let answers: Vec<_> = requests.iter().map(send).collect();
     let mut outcomes = Vec::with_capacity(answers.len());
     for answer in answers {
         outcomes.push(answer.get().await);

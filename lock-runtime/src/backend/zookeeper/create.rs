@@ -1,7 +1,7 @@
 //! New nodes of an owner, and the deletion of nodes that do not stay.
 
 use crate::backend::zookeeper::listed_nodes::ListedNodes;
-use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing};
+use crate::backend::zookeeper::lock_node::{LockNode, Slot};
 use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes, confirmed};
 use crate::backend::zookeeper::node_path;
 use crate::backend::zookeeper::protocol::answer::{Answered, OperationAnswer};
@@ -99,14 +99,7 @@ impl LockNodes {
         let others = answers.len().checked_sub(keys.len()).ok_or_else(malformed)?;
         for (key, answer) in keys.iter().zip(answers.into_iter().skip(others)) {
             let OperationAnswer::Created { path, stat } = answer else { return Err(malformed()) };
-            let node = LockNode {
-                path,
-                session: session.clone(),
-                created: Some(stat.created),
-                standing: Standing::New,
-                fence: None,
-                has_strays: false,
-            };
+            let node = LockNode::new(path, session.clone(), Some(stat.created));
             if !self.claims.set(owner, key, Slot::Node(node)) {
                 return Err(expired());
             }

@@ -64,6 +64,12 @@ pub(crate) struct LockNode {
 }
 
 impl LockNode {
+    /// A node of which nothing else is known yet.
+    pub(crate) fn new(path: String, session: LiveSession, created: Option<i64>) -> Self {
+        let (standing, fence) = (Standing::New, None);
+        Self { path, session, created, standing, fence, has_strays: false }
+    }
+
     /// The same node, to be deleted.
     pub(crate) fn leaving(self) -> Self {
         let was_granted = self.was_granted();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::backend::zookeeper::claims::ClaimTable;
 use crate::backend::zookeeper::listed_nodes::ListedNodes;
-use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, UnansweredNode};
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, UnansweredNode};
 use crate::backend::zookeeper::node_path::{self, Contender, KeyQueueNodes};
 use crate::backend::zookeeper::protocol::answer::{Answered, OperationAnswer};
 use crate::backend::zookeeper::protocol::operation::{NodeAccess, NodeMode, NodeOperation};
@@ -207,14 +207,9 @@ impl LockNodes {
             return self.move_node(session, owner, key, &path, fence).await;
         }
         // A node with the number of a session in its name was moved: others may have queued before.
-        let node = LockNode {
-            path,
-            session: session.clone(),
-            created: (!contender.is_moved()).then_some(stat.created),
-            standing: Standing::New,
-            fence,
-            has_strays: true,
-        };
+        let created = (!contender.is_moved()).then_some(stat.created);
+        let node = LockNode::new(path, session.clone(), created);
+        let node = LockNode { fence, has_strays: true, ..node };
         Ok(self.claims.set(owner, key, Slot::Node(node.clone())).then_some(node))
     }
 
@@ -251,14 +246,8 @@ impl LockNodes {
             Err(ServerCode::NO_NODE) => return Ok(None),
             Err(code) => return Err(failure(code)),
         }
-        let node = LockNode {
-            path: moved,
-            session: session.clone(),
-            created: None,
-            standing: Standing::New,
-            fence,
-            has_strays: true,
-        };
+        let node = LockNode::new(moved, session.clone(), None);
+        let node = LockNode { fence, has_strays: true, ..node };
         Ok(self.claims.set(owner, key, Slot::Node(node.clone())).then_some(node))
     }
 }

@@ -121,16 +121,11 @@ impl ZooKeeper {
             renewal_limit: config.request_timeout * 4 / 5,
         });
         nodes.make_root(&nodes.classes.first().await?).await?;
-        let released = nodes.clone();
-        let release = move |request| {
-            let nodes = released.clone();
-            async move { nodes.release(&request).await }
-        };
-        let unclaimed = release_unclaimed(found, config.request_timeout, release);
-        let tasks = [
-            tokio::spawn(unclaimed).abort_handle(),
-            tokio::spawn(upkeep::run(nodes.clone(), changes)).abort_handle(),
-        ];
+        let limit = config.request_timeout;
+        let releasing = release_unclaimed(found, limit, &nodes, |nodes, request| async move {
+            nodes.release(&request).await
+        });
+        let tasks = [releasing, tokio::spawn(upkeep::run(nodes.clone(), changes)).abort_handle()];
         Ok(Self { nodes, has_login, tasks })
     }
 

@@ -334,14 +334,7 @@ impl LockNodes {
             return Err(malformed());
         };
         self.claims.remove(owner, key);
-        let queued = LockNode {
-            path,
-            session: session.clone(),
-            created: Some(stat.created),
-            standing: Standing::New,
-            fence: None,
-            has_strays: false,
-        };
+        let queued = LockNode::new(path, session.clone(), Some(stat.created));
         if !self.claims.set(next, key, Slot::Node(queued.clone())) {
             return Ok(ReleaseOutcome::Freed);
         }

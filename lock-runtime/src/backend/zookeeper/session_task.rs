@@ -8,6 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
+use crate::backend::BackendError;
 use crate::backend::backoff::Backoff;
 use crate::backend::coordination::addresses::ServerStream;
 use crate::backend::coordination::first_server::first_to_serve;
@@ -24,7 +25,6 @@ use crate::backend::zookeeper::session::{
     OpenSession, SessionClient, SessionEnd, SessionRequest, SessionSink, SessionState,
 };
 use crate::backend::zookeeper::transport::{EnsembleDialer, take_frames, why};
-use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
 /// The most requests that are taken over together.
@@ -283,20 +283,16 @@ impl SessionTask {
     async fn serve(&mut self, stream: Box<dyn ServerStream>) -> ConnectionEnd {
         let signs = SignsOfLife::new(self.timeout, self.dialer.limits.request);
         let mut open = OpenExchange::new(self.clock.now(), signs);
-        let error = match self.exchange(&mut open, stream).await {
-            Ok(()) => {
-                // Requests that were sent may be executed.
-                open.exchange.fail(&closed().after_a_part());
-                return ConnectionEnd::Closed;
-            }
-            // The server has ended the session, and with it the connection.
-            Err(error) if open.closing.is_some() => {
-                open.exchange.fail(&error);
-                return ConnectionEnd::Closed;
-            }
-            Err(error) => error,
+        let (error, is_closed) = match self.exchange(&mut open, stream).await {
+            // Requests that were sent may be executed.
+            Ok(()) => (closed().after_a_part(), true),
+            // A server that was asked to end the session ends the connection with it.
+            Err(error) => (error, open.closing.is_some()),
         };
         open.exchange.fail(&error);
+        if is_closed {
+            return ConnectionEnd::Closed;
+        }
         ConnectionEnd::Lost { error, answered: open.heard }
     }
 
@@ -419,8 +415,5 @@ async fn open_after(
         // At one server at a time: the session moves to the last one that is asked.
         open(server, limit).await.map(|offered| (server, offered)).map_err(|failure| failure.error)
     };
-    opened.map_err(|error| {
-        // Nothing was sent that could have been applied.
-        if error.kind() == FailureKind::MaybeApplied { error.before_sending() } else { error }
-    })
+    opened.map_err(BackendError::before_sending)
 }

@@ -30,7 +30,8 @@ pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedRecei
             changed = changes.recv() => match changed {
                 Some(changed) => {
                     let nodes = nodes.clone();
-                    work.spawn(async move { nodes.look_around(changed).await });
+                    // A failure is that of the connection: the next renewal reads again.
+                    work.spawn(async move { drop(nodes.look_around(&changed).await) });
                 }
                 None => return,
             },
@@ -57,13 +58,8 @@ impl LockNodes {
         }
     }
 
-    /// Reads whether a held key is still held, and whether other owners wait. A failure is that of the connection: the next
-    /// renewal reads again.
-    async fn look_around(&self, changed: ChangedHold) {
-        let _ = self.read_changes(&changed).await;
-    }
-
-    async fn read_changes(&self, changed: &ChangedHold) -> Result<(), BackendError> {
+    /// Reads whether a held key is still held, and whether other owners wait.
+    async fn look_around(&self, changed: &ChangedHold) -> Result<(), BackendError> {
         let ChangedHold { owner, key } = changed;
         let Some(Slot::Node(node)) = self.claims.slot(owner, key) else { return Ok(()) };
         if !matches!(node.standing, Standing::Granted { .. }) {

@@ -166,7 +166,7 @@ impl StoreArgs {
     pub(crate) fn builder(&self) -> Result<PoolBuilder, Failure> {
         let url = self.url.as_deref().filter(|url| !url.is_empty());
         let url = url.ok_or_else(|| {
-            Failure::refused(
+            Failure::Refused(
                 "no store is named; pass `--url redis://host:6379`, or set LOCK_URL".to_owned(),
             )
         })?;

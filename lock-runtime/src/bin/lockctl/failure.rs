@@ -21,10 +21,6 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) const fn refused(why: String) -> Self {
-        Self::Refused(why)
-    }
-
     /// The error of a store, which may be the answer that was sought.
     pub(crate) fn of_store(&self) -> Option<&LockError> {
         match self {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
 use clap::builder::styling::{AnsiColor, Style};
-use lock_runtime::{LockHolder, OwnerInfo, OwnerTag};
+use lock_runtime::{LockHolder, OwnerTag};
 use serde_json::Value;
 
 use crate::latency::Latency;
@@ -187,11 +187,6 @@ pub(crate) fn owner_text(owner: Option<OwnerTag>) -> String {
     owner.map_or_else(|| "another client".to_owned(), |tag| tag.to_string())
 }
 
-/// The host and the number of a process.
-pub(crate) fn process_text(info: &OwnerInfo) -> String {
-    format!("{}/{}", printable(&info.host), info.process_id)
-}
-
 /// The holder in one line.
 pub(crate) fn holder_text(holder: &LockHolder) -> String {
     let mut text = owner_text(holder.owner);
@@ -224,6 +219,8 @@ pub(crate) fn duration_text(span: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lock_runtime::OwnerInfo;
+
     use super::*;
 
     #[test]

@@ -54,7 +54,7 @@ fn report(output: &Output, key: &str, holder: &LockHolder, released: bool) -> Re
 fn confirm(args: &ReleaseArgs, holder: &LockHolder, waiting: Option<usize>) -> Result<(), Failure> {
     let (key, text) = (printable(&args.key), holder_text(holder));
     if !args.force {
-        return Err(Failure::refused(format!(
+        return Err(Failure::Refused(format!(
             "`{key}` is held by {text}; its holder releases it, or its ttl ends it. Pass `--force` to take it away: the holder's body is cancelled"
         )));
     }
@@ -62,7 +62,7 @@ fn confirm(args: &ReleaseArgs, holder: &LockHolder, waiting: Option<usize>) -> R
         return Ok(());
     }
     if !io::stdin().is_terminal() {
-        return Err(Failure::refused(format!(
+        return Err(Failure::Refused(format!(
             "`{key}` is held by {text}, and there is no terminal to ask at; pass `--yes`, and `--owner` to affect only this holder"
         )));
     }
@@ -78,5 +78,5 @@ fn confirm(args: &ReleaseArgs, holder: &LockHolder, waiting: Option<usize>) -> R
     if matches!(answer.trim(), "y" | "Y" | "yes") {
         return Ok(());
     }
-    Err(Failure::refused("nothing was released".to_owned()))
+    Err(Failure::Refused("nothing was released".to_owned()))
 }

@@ -6,9 +6,7 @@ use lock_runtime::{Inspection, LockPool};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::output::{
-    End, FAINT, GOOD, HELD, Output, STRONG, duration_text, owner_text, printable, process_text,
-};
+use crate::output::{End, FAINT, GOOD, HELD, Output, STRONG, duration_text, owner_text, printable};
 
 pub(crate) async fn run(pool: &LockPool, key: &str, output: &Output) -> Result<End, Failure> {
     let shown = pool.inspect(key).await?;
@@ -34,7 +32,7 @@ fn text(key: &str, shown: &Inspection) -> String {
             row("state", format!("{HELD}held{HELD:#}"));
             row("holder", owner_text(holder.owner));
             if let Some(info) = &holder.info {
-                row("process", process_text(info));
+                row("process", format!("{}/{}", printable(&info.host), info.process_id));
                 if let Some(call_site) = &info.call_site {
                     row("site", printable(call_site).into_owned());
                 }

@@ -1,6 +1,5 @@
 //! Server-sent events: the page has changed.
 
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -54,7 +53,7 @@ impl PageEvents {
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let Some((chunk, watched)) = ready!(self.next.as_mut().poll(cx)) else {
             // A server may poll once more.
-            self.next = Box::pin(poll_fn(|_| Poll::Ready(None)));
+            self.next = Box::pin(std::future::ready(None));
             return Poll::Ready(None);
         };
         self.next = Box::pin(watched.changed());

@@ -195,31 +195,23 @@ pub(crate) enum OperationResult {
 
 impl OperationResult {
     pub(crate) fn found(&self) -> Result<&[KeyValue], MalformedMessage> {
-        match self {
-            Self::Found { keys, .. } => Ok(keys),
-            Self::Put | Self::Deleted(_) | Self::Nested(_) => Err(MalformedMessage),
-        }
+        let Self::Found { keys, .. } = self else { return Err(MalformedMessage) };
+        Ok(keys)
     }
 
     pub(crate) const fn count(&self) -> Result<i64, MalformedMessage> {
-        match self {
-            Self::Found { count, .. } => Ok(*count),
-            Self::Put | Self::Deleted(_) | Self::Nested(_) => Err(MalformedMessage),
-        }
+        let Self::Found { count, .. } = self else { return Err(MalformedMessage) };
+        Ok(*count)
     }
 
     pub(crate) const fn deleted(&self) -> Result<i64, MalformedMessage> {
-        match self {
-            Self::Deleted(count) => Ok(*count),
-            Self::Put | Self::Found { .. } | Self::Nested(_) => Err(MalformedMessage),
-        }
+        let Self::Deleted(count) = self else { return Err(MalformedMessage) };
+        Ok(*count)
     }
 
     pub(crate) fn into_nested(self) -> Result<TransactionAnswer, MalformedMessage> {
-        match self {
-            Self::Nested(answer) => Ok(answer),
-            Self::Put | Self::Found { .. } | Self::Deleted(_) => Err(MalformedMessage),
-        }
+        let Self::Nested(answer) = self else { return Err(MalformedMessage) };
+        Ok(answer)
     }
 
     fn read(message: &[u8]) -> Result<Self, MalformedMessage> {

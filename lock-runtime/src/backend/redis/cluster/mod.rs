@@ -102,13 +102,10 @@ impl Cluster {
             Err(error) => Err(error),
         };
         let refreshing = tokio::spawn(router.refresh.clone().run()).abort_handle();
-        let releasing = router.clone();
-        let release = move |request| {
-            let router = releasing.clone();
-            async move { router.release(&[request]).await }
-        };
-        let unclaimed = release_unclaimed(unclaimed, request_timeout, release);
-        let unclaimed = tokio::spawn(unclaimed).abort_handle();
+        let unclaimed =
+            release_unclaimed(unclaimed, request_timeout, &router, |router, request| async move {
+                router.release(&[request]).await
+            });
         Ok((Self { router, tasks: [refreshing, unclaimed] }, opened))
     }
 
@@ -126,6 +123,20 @@ impl Cluster {
         }
         let opened = servers.all(&servers.slots.masters()).await;
         opened.map(|server| server.map_err(|error| self.router.final_error(error))).collect()
+    }
+
+    /// What `call` returns for each master.
+    async fn of_all<T, F>(
+        &self,
+        call: impl Fn(Arc<ScriptedServer>) -> F,
+    ) -> Result<Vec<T>, BackendError>
+    where
+        F: Future<Output = Result<T, BackendError>> + Send,
+    {
+        let servers = self.servers().await?.into_iter();
+        let calls = servers.map(|server| -> BoxedCall<'_, _> { Box::pin(call(server)) });
+        let answers = fan_out(calls.collect(), None).await.into_iter().flatten();
+        answers.map(|answer| answer.map_err(|error| self.router.final_error(error))).collect()
     }
 
     /// The ids of its servers, masters and replicas; empty before the first map.
@@ -244,15 +255,9 @@ impl Backend for Cluster {
         pattern: &KeyPattern,
         limit: usize,
     ) -> Result<Option<KeyList>, BackendError> {
-        let servers = self.servers().await?;
-        let search = |server| -> BoxedCall<'_, _> {
-            Box::pin(async move { ScriptedServer::list(server, pattern, limit).await })
-        };
-        let searches = servers.iter().map(|server| search(server)).collect();
+        let search = |server: Arc<ScriptedServer>| async move { server.list(pattern, limit).await };
         let (mut keys, mut is_complete) = (Vec::new(), true);
-        for found in fan_out(searches, None).await {
-            let found = found.unwrap_or_else(|| Ok(KeyList::new(Vec::new(), false, 0)));
-            let found = found.map_err(|error| self.router.final_error(error))?;
+        for found in self.of_all(search).await? {
             is_complete &= found.is_complete;
             keys.extend(found.keys);
         }
@@ -267,29 +272,19 @@ impl Backend for Cluster {
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        let servers = self.servers().await?;
-        let check = |server| -> BoxedCall<'_, _> { Box::pin(ScriptedServer::health(server)) };
-        let checks = servers.iter().map(|server| check(server)).collect();
+        let found = self.of_all(|server| async move { server.health().await }).await?;
         let mut warnings = Vec::new();
-        for found in fan_out(checks, None).await.into_iter().flatten() {
-            for warning in found.map_err(|error| self.router.final_error(error))? {
-                if !warnings.contains(&warning) {
-                    warnings.push(warning);
-                }
+        for warning in found.into_iter().flatten() {
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
             }
         }
         Ok(warnings)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
-        let servers = self.servers().await?;
-        let check = |server| -> BoxedCall<'_, _> { Box::pin(ScriptedServer::diagnose(server)) };
-        let checks = servers.iter().map(|server| check(server)).collect();
-        let mut findings = Vec::new();
-        for found in fan_out(checks, None).await.into_iter().flatten() {
-            findings.extend(found.map_err(|error| self.router.final_error(error))?);
-        }
-        Ok(findings)
+        let findings = self.of_all(|server| async move { server.diagnose().await }).await?;
+        Ok(findings.into_iter().flatten().collect())
     }
 
     /// One master is enough: keys of other masters wait for their own master.

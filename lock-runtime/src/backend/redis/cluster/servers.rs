@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
+use crate::backend::backoff::Backoff;
 use crate::backend::redis::cluster::errors::closed;
 use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::redis::net::handshake::PushSink;
@@ -18,7 +19,6 @@ use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::redis::slot_map::{Address, SlotMap};
 use crate::backend::redis::url::Endpoint;
 use crate::backend::{BackendError, FailureKind, Owner};
-use crate::base::jitter;
 use crate::base::mutex::Mutex;
 
 /// Owns one [`ClusterServer`] per address, opened at its first use.
@@ -166,7 +166,7 @@ impl Servers {
         let scope = MessageScope::OwnedSlots { slots, address: address.clone(), shard };
         let (report, state) = watch::channel(ServerState::Opening);
         let opening = async move {
-            let mut pause = Duration::from_millis(5);
+            let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
             for round in 0_usize.. {
                 let opened = async {
                     let dialer = Dialer::new(endpoint.clone()).await;
@@ -188,8 +188,7 @@ impl Servers {
                     }
                     Err(error) => report.send_replace(ServerState::Failed(error)),
                 };
-                sleep(jitter::below(pause)).await;
-                pause = (pause * 2).min(Duration::from_millis(500));
+                sleep(backoff.next()).await;
             }
         };
         ClusterServer { state, opener: tokio::spawn(opening).abort_handle() }

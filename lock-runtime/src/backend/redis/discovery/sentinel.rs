@@ -24,7 +24,7 @@ use crate::backend::redis::net::progress::ConnectProgress;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::server_error;
 use crate::backend::redis::url::Endpoint;
-use crate::backend::{BackendError, FailureKind, Warning};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::base::jitter;
@@ -129,12 +129,9 @@ impl Sentinels {
         }
     }
 
-    pub(crate) fn replicas(&self) -> u16 {
-        self.master.endpoint().replicas
-    }
-
-    pub(crate) fn warning(&self) -> Option<Warning> {
-        self.master.endpoint().warning()
+    /// The settings of connections to the master. Host and port have no meaning.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        self.master.endpoint()
     }
 
     pub(crate) fn close(&self) {
@@ -391,14 +388,19 @@ fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
         let message = format!("the sentinel at {endpoint} {what}");
         BackendError::new(FailureKind::Rejected, message).remedy(remedy)
     };
-    let is_wrong = error.kind() == redis::ErrorKind::AuthenticationFailed;
+    let is_refused_login = match error.code() {
+        Some(code) => code == "WRONGPASS",
+        None => error.kind() == redis::ErrorKind::AuthenticationFailed,
+    };
     match error.code() {
         Some("NOAUTH") => wrong(
             "wants a password",
             "put it into the URL: `?sentinel_password=password`, with `&sentinel_user=name` if it is not the default user's; the part before the `@` is only for the master",
         ),
-        Some("WRONGPASS") => wrong("does not accept the user or the password", CHECK_LOGIN),
-        None if is_wrong => wrong("does not accept the user or the password", CHECK_LOGIN),
+        _ if is_refused_login => wrong(
+            "does not accept the user or the password",
+            "check `?sentinel_user=` and `&sentinel_password=` in the URL; special characters are percent-encoded there",
+        ),
         Some("NOPERM") => wrong(
             "does not let this user ask for the master",
             "allow its ACL user `+hello +sentinel|get-master-addr-by-name +sentinel|master +subscribe &+switch-master`",
@@ -413,8 +415,6 @@ fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
         _ => server_error::failure(&format!("{endpoint} (a sentinel)"), error).before_sending(),
     }
 }
-
-const CHECK_LOGIN: &str = "check `?sentinel_user=` and `&sentinel_password=` in the URL; special characters are percent-encoded there";
 
 #[cold]
 fn silent(dialer: &Dialer) -> BackendError {

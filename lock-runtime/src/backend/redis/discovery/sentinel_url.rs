@@ -38,8 +38,8 @@ impl Service {
         if path.contains('@') {
             return Err(url::broken_password("/", "%2F"));
         }
-        let (user, hosts) = match authority.rsplit_once('@') {
-            Some((user, hosts)) => (format!("{user}@"), hosts),
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (format!("{login}@"), hosts),
             None => (String::new(), authority),
         };
         let (name, database) = path.split_once('/').unwrap_or((path, ""));
@@ -47,30 +47,21 @@ impl Service {
         if name.is_empty() {
             return Err(wrong("the URL names no service").remedy(FORM));
         }
-        let SentinelQuery { user: sentinel_user, password: sentinel_password, rest: query } =
-            SentinelQuery::parse(query)?;
+        let SentinelQuery { user, password, rest: query } = SentinelQuery::parse(query)?;
 
         let mut all = Vec::new();
         for host in hosts.split(',') {
             // A port follows the `]` of an IPv6 address.
             let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
             let port = if has_port { String::new() } else { format!(":{SENTINEL_PORT}") };
-            let plain = format!("{scheme}://{user}{host}{port}/{database}{query}");
+            let plain = format!("{scheme}://{login}{host}{port}/{database}{query}");
             all.push(Endpoint::parse(&plain)?);
         }
         let Some(master) = all.first().cloned() else {
             return Err(wrong("the URL names no host").remedy(FORM));
         };
         master.reject_scripts_off("masters of Sentinel")?;
-        let mut login = redis::RedisConnectionInfo::default()
-            .set_protocol(redis::ProtocolVersion::RESP3)
-            .set_lib_name("lock-runtime", env!("CARGO_PKG_VERSION"));
-        if let Some(user) = sentinel_user {
-            login = login.set_username(user);
-        }
-        if let Some(password) = sentinel_password {
-            login = login.set_password(password);
-        }
+        let login = url::login_of(user, password);
         let sentinels =
             all.into_iter().map(|endpoint| Endpoint { login: login.clone(), ..endpoint });
         Ok(Self { name, sentinels: sentinels.collect(), master })

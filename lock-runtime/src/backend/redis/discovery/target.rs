@@ -44,17 +44,19 @@ impl Target {
 
     /// How many replicas have to confirm a grant before it counts.
     pub(crate) fn replicas(&self) -> u16 {
-        match self {
-            Self::Fixed(dialer) => dialer.endpoint().replicas,
-            Self::Sentinels(sentinels) => sentinels.replicas(),
-        }
+        self.endpoint().replicas
     }
 
     /// A weakness of connections that work.
     pub(crate) fn warning(&self) -> Option<Warning> {
+        self.endpoint().warning()
+    }
+
+    /// The settings of each connection. Host and port may be those of a sentinel.
+    fn endpoint(&self) -> &Endpoint {
         match self {
-            Self::Fixed(dialer) => dialer.endpoint().warning(),
-            Self::Sentinels(sentinels) => sentinels.warning(),
+            Self::Fixed(dialer) => dialer.endpoint(),
+            Self::Sentinels(sentinels) => sentinels.endpoint(),
         }
     }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::net::shard_channel::MessageScope;
@@ -30,7 +29,6 @@ use crate::exec::foreground::ForegroundPlace;
 /// Drop ends the task.
 pub(crate) struct Scripted {
     server: Arc<ScriptedServer>,
-    push_handler: Arc<PushHandler>,
     clock: Clock,
     /// `Some` if a grant needs the acknowledgement of replicas.
     replicas: Option<Replicas>,
@@ -53,15 +51,12 @@ impl Scripted {
                 Err(error) => return Ok(Err(error)),
             };
         let replicas = Replicas::connect(for_replicas, config).await?;
-        let SharedState { push_handler, clock, request_timeout, .. } = shared;
-        let releasing = server.clone();
-        let release = move |request| {
-            let server = releasing.clone();
-            async move { server.release(RouteHint::Direct, &[request]).await }
-        };
-        let unclaimed = release_unclaimed(unclaimed, request_timeout, release);
-        let unclaimed_task = tokio::spawn(unclaimed).abort_handle();
-        Ok(Ok(Self { server, push_handler, clock, replicas, unclaimed_task }))
+        let SharedState { clock, request_timeout, .. } = shared;
+        let unclaimed_task =
+            release_unclaimed(unclaimed, request_timeout, &server, |server, request| async move {
+                server.release(RouteHint::Direct, &[request]).await
+            });
+        Ok(Ok(Self { server, clock, replicas, unclaimed_task }))
     }
 }
 
@@ -76,7 +71,7 @@ impl Scripted {
             request.attempt == 0 && **form == RequestForm::Queue
         };
         let new = requests.iter().zip(&forms).filter(is_new).map(|(request, _)| request.owner);
-        let pending = self.push_handler.expect(new.collect());
+        let pending = self.server.push_handler.expect(new.collect());
         let mut outcomes = self.server.acquire_as(forms, RouteHint::Direct, requests).await;
         if let Some(replicas) = &self.replicas {
             replicas.confirm(requests, &mut outcomes, sent).await;
@@ -88,7 +83,7 @@ impl Scripted {
 
 impl Backend for Scripted {
     fn subscribe(&self, notifier: Notifier) {
-        self.push_handler.subscribe(notifier);
+        self.server.push_handler.subscribe(notifier);
     }
 
     async fn acquire(

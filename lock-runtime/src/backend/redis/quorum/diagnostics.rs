@@ -7,7 +7,6 @@ use tokio::time::timeout;
 use crate::backend::clock_distance::ClockDistance;
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::cluster::fan_out::{BoxedCall, StragglerLimit, fan_out};
-use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::diagnostics::{self, Info};
 use crate::backend::redis::protocol::diagnosis::ServerAnswers;
 use crate::backend::redis::quorum::fence_block::{MAX_AHEAD, SYNCHRONISE};
@@ -17,7 +16,7 @@ use crate::backend::redis::quorum::vote_count::VoteCount;
 use crate::backend::{BackendError, Finding, Warning};
 
 /// The state of one node, as the node reports it. What the user may not read there is missing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct NodeReport {
     name: String,
     warnings: Vec<Warning>,
@@ -38,16 +37,7 @@ impl NodeReport {
     /// Queries the node. After `request_timeout` the report contains what was received so far, and the timeout as its
     /// failure.
     pub(crate) async fn of(node: &QuorumNode, request_timeout: Duration) -> Self {
-        let mut report = Self {
-            name: node.name.clone(),
-            warnings: Vec::new(),
-            findings: Vec::new(),
-            ids: Vec::new(),
-            is_part: false,
-            is_replica: false,
-            distances: Vec::new(),
-            failure: None,
-        };
+        let mut report = Self { name: node.name.clone(), ..Self::default() };
         let queried = timeout(request_timeout, report.query(node, request_timeout * 9 / 10)).await;
         report.failure =
             queried.unwrap_or_else(|_| Err(timeout_error(&node.name, request_timeout))).err();
@@ -62,7 +52,7 @@ impl NodeReport {
     async fn query(&mut self, node: &QuorumNode, limit: Duration) -> Result<(), BackendError> {
         match &node.kind {
             NodeKind::Server(server) => {
-                let info = self.query_server(server, &node.name).await?;
+                let info = self.add_server(ServerAnswers::of(server).await?, &node.name);
                 self.is_part = info.is_part();
                 // A server that its sentinels report as the master may not be promoted yet.
                 self.is_replica = info.is_replica() && !server.has_sentinels();
@@ -100,10 +90,6 @@ impl NodeReport {
             }
         }
         failure
-    }
-
-    async fn query_server(&mut self, node: &Connection, name: &str) -> Result<Info, BackendError> {
-        Ok(self.add_server(ServerAnswers::of(node).await?, name))
     }
 
     fn add_server(&mut self, answers: ServerAnswers, name: &str) -> Info {
@@ -145,8 +131,6 @@ pub(crate) fn warnings(reports: &[NodeReport]) -> Vec<Warning> {
 
 /// Warnings about the nodes in comparison.
 pub(crate) fn between(reports: &[NodeReport]) -> Vec<Warning> {
-    /// More than network latency explains.
-    const FAR: Duration = Duration::from_secs(1);
     let mut warnings = Vec::new();
     let clocks = || {
         reports.iter().flat_map(|report| report.distances.iter().map(|far| (&report.name, *far)))
@@ -154,7 +138,7 @@ pub(crate) fn between(reports: &[NodeReport]) -> Vec<Warning> {
     let pairs = clocks().flat_map(|one| clocks().map(move |other| (one, other)));
     let furthest = pairs.max_by_key(|((_, one), (_, other))| one.to(*other));
     if let Some(((one, here), (other, there))) = furthest
-        && here.to(there) > FAR
+        && here.to(there) > ClockDistance::FAR
     {
         let text = format!("the clocks of {one} and {other} are {:?} apart", here.to(there));
         warnings.push(Warning::new(

@@ -101,11 +101,27 @@ impl Quorum {
 
     async fn reports(&self) -> Vec<NodeReport> {
         let request_timeout = self.0.request_timeout * 3 / 4;
-        let mut reports: Vec<BoxedCall<'_, NodeReport>> = Vec::new();
-        for node in self.0.iter() {
-            reports.push(Box::pin(NodeReport::of(node, request_timeout)));
-        }
+        let report = |node| -> BoxedCall<'_, _> { Box::pin(NodeReport::of(node, request_timeout)) };
+        let reports = self.0.iter().map(report).collect();
         fan_out(reports, None).await.into_iter().flatten().collect()
+    }
+
+    /// The reports, unless a majority of the nodes fails. The warnings are those that `compare` makes of the reports, and those
+    /// about connections and about nodes that fail.
+    async fn checked_reports(
+        &self,
+        compare: fn(&[NodeReport]) -> Vec<Warning>,
+    ) -> Result<(Vec<NodeReport>, Vec<Warning>), BackendError> {
+        let reports = self.reports().await;
+        let failures: Vec<_> = reports.iter().filter_map(|one| one.failure.as_ref()).collect();
+        self.0.check_majority(&failures)?;
+        let mut warnings = compare(&reports);
+        warnings.extend(self.0.connection_warnings());
+        // A node that was not reachable when the pool connected is checked here for the first time.
+        let dependent = diagnostics::dependent(&reports);
+        warnings.extend(dependent.map(|some| Warning::new(some.cause(), some.remedy())));
+        warnings.extend(failures.into_iter().map(silent_node));
+        Ok((reports, warnings))
     }
 }
 
@@ -242,29 +258,13 @@ impl Backend for Quorum {
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        let reports = self.reports().await;
-        let failures: Vec<_> = reports.iter().filter_map(|one| one.failure.as_ref()).collect();
-        self.0.check_majority(&failures)?;
-        let mut warnings = diagnostics::warnings(&reports);
-        warnings.extend(self.0.connection_warnings());
-        // A node that was not reachable when the pool connected is checked here for the first time.
-        let dependent = diagnostics::dependent(&reports);
-        warnings.extend(dependent.map(|some| Warning::new(some.cause(), some.remedy())));
-        warnings.extend(failures.into_iter().map(silent_node));
+        let (_, warnings) = self.checked_reports(diagnostics::warnings).await?;
         Ok(warnings)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
-        let reports = self.reports().await;
-        let failures: Vec<_> = reports.iter().filter_map(|one| one.failure.as_ref()).collect();
-        self.0.check_majority(&failures)?;
+        let (reports, warnings) = self.checked_reports(diagnostics::between).await?;
         let mut findings: Vec<_> = reports.iter().flat_map(NodeReport::findings).collect();
-        let mut warnings = diagnostics::between(&reports);
-        warnings.extend(self.0.connection_warnings());
-        warnings.extend(
-            diagnostics::dependent(&reports).map(|it| Warning::new(it.cause(), it.remedy())),
-        );
-        warnings.extend(failures.into_iter().map(silent_node));
         findings.extend(warnings.iter().map(|warning| Finding::warning("quorum", warning)));
         if warnings.is_empty() {
             let text = format!("{} nodes, independent of each other", reports.len());
