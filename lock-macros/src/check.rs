@@ -12,7 +12,7 @@ use crate::item::{Function, Shape};
 use crate::literal_text::{self, braced};
 use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
-use crate::template::{Access, Name, Slot, Template};
+use crate::template::{Name, Slot, Template};
 use crate::tokens::{strings, uses};
 use crate::value::{Constant, Keys, Pool, Renew, Source, Time, Wait, renews};
 
@@ -164,11 +164,7 @@ fn suggestion(function: &Function, params: &Params) -> String {
 
 fn placeholders(literal: &LitStr, template: &Template, params: &Params, errors: &mut Errors) {
     for slot in template.slots() {
-        let indices = slot.tail.iter().filter_map(|access| match access {
-            Access::IndexBy(name) => Some(name),
-            _ => None,
-        });
-        for name in std::iter::once(&slot.root).chain(indices) {
+        for name in slot.names() {
             if params.find(&name.text).is_none() {
                 errors.push_fault(literal, &unknown(name, params));
             }
@@ -179,7 +175,7 @@ fn placeholders(literal: &LitStr, template: &Template, params: &Params, errors: 
 fn unknown(name: &Name, params: &Params) -> Fault {
     let range = name.range.clone();
     if name.text == "self" {
-        let names = params.names().map(|name| name.unraw().to_string()).collect::<Vec<_>>();
+        let names = params.unraw_names();
         let fault = Fault::new(range, "this function has no `self`");
         return match names.is_empty() {
             true => fault,
@@ -193,7 +189,7 @@ fn unknown(name: &Name, params: &Params) -> Fault {
              take it whole, as in `item: Json<Item>`, and destructure it in the body",
         );
     }
-    let names = params.names().map(|name| name.unraw().to_string()).collect::<Vec<_>>();
+    let names = params.unraw_names();
     let names = || names.iter().map(String::as_str);
     let is_constant =
         name.text.contains(char::is_uppercase) && !name.text.contains(char::is_lowercase);

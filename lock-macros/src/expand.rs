@@ -68,11 +68,7 @@ impl Expansion<'_> {
         let (inner_attributes, statements) = self.function.body();
         let span = self.span;
         let body = self.locked(self.function.with_used(statements, || self.used_names()));
-        let failed = match (&self.args.guard, &self.args.on_conflict) {
-            (Some(guard), _) => self.run_with_guard(guard, &body),
-            (None, Some(OnConflict::Fallback(_))) => self.run_or_fall_back(&body),
-            (None, _) => self.run(&body),
-        };
+        let failed = self.run(&body);
         let error = self.error();
         let outcome = match self.conversion() {
             Some(conversion) => quote_spanned! {span=>
@@ -87,60 +83,48 @@ impl Expansion<'_> {
         }
     }
 
-    /// Acquire and body in one future: one await less to compile per function.
+    /// An expression that acquires the lock and runs `body`. Its value is the error.
     fn run(&self, body: &TokenStream) -> TokenStream {
         let span = self.span;
         let runtime = self.runtime.at(span);
         let call = self.call();
         let conflict = self.conflict();
         let result = quote_spanned!(span=> ::core::result::Result);
-        quote_spanned! {span=>
-            match #runtime::enter(#call).run(#body).await {
-                #result::Ok(__output) => return __output,
-                #result::Err(__error) => #conflict,
-            }
-        }
-    }
-
-    /// The fallback takes the arguments before the body has moved them.
-    fn run_or_fall_back(&self, body: &TokenStream) -> TokenStream {
-        let span = self.span;
-        let runtime = self.runtime.at(span);
-        let call = self.call();
-        let conflict = self.conflict();
-        let result = quote_spanned!(span=> ::core::result::Result);
-        quote_spanned! {span=>
-            match #runtime::Entering::run(
+        match (&self.args.guard, &self.args.on_conflict) {
+            // What is in scope in the body has the name `guard`: the entry, beside it the guard, and the reference to the
+            // guard.
+            (Some(guard), _) => quote_spanned! {span=>
                 match #runtime::enter(#call).await {
-                    #result::Ok(__entry) => #runtime::Entering::entered(__entry),
-                    #result::Err(__error) => #runtime::Entering::refused(#conflict),
-                },
-                #body
-            ).await {
-                #result::Ok(__output) => return __output,
-                #result::Err(__error) => __error,
-            }
-        }
-    }
-
-    /// What is in scope in the body has the name `guard`: the entry, beside it the guard, and the reference to the guard.
-    fn run_with_guard(&self, guard: &Ident, body: &TokenStream) -> TokenStream {
-        let span = self.span;
-        let runtime = self.runtime.at(span);
-        let call = self.call();
-        let conflict = self.conflict();
-        let result = quote_spanned!(span=> ::core::result::Result);
-        quote_spanned! {span=>
-            match #runtime::enter(#call).await {
-                #result::Ok(#guard) => {
-                    let #guard = #runtime::Entry::with_guard(#guard);
-                    match #runtime::Entry::run(#guard.0, #body).await {
-                        #result::Ok(__output) => return __output,
-                        #result::Err(__error) => __error,
+                    #result::Ok(#guard) => {
+                        let #guard = #runtime::Entry::with_guard(#guard);
+                        match #runtime::Entry::run(#guard.0, #body).await {
+                            #result::Ok(__output) => return __output,
+                            #result::Err(__error) => __error,
+                        }
                     }
+                    #result::Err(__error) => #conflict,
                 }
-                #result::Err(__error) => #conflict,
-            }
+            },
+            // The fallback takes the arguments before the body has moved them.
+            (None, Some(OnConflict::Fallback(_))) => quote_spanned! {span=>
+                match #runtime::Entering::run(
+                    match #runtime::enter(#call).await {
+                        #result::Ok(__entry) => #runtime::Entering::entered(__entry),
+                        #result::Err(__error) => #runtime::Entering::refused(#conflict),
+                    },
+                    #body
+                ).await {
+                    #result::Ok(__output) => return __output,
+                    #result::Err(__error) => __error,
+                }
+            },
+            // Acquire and body in one future: one await less to compile per function.
+            (None, _) => quote_spanned! {span=>
+                match #runtime::enter(#call).run(#body).await {
+                    #result::Ok(__output) => return __output,
+                    #result::Err(__error) => #conflict,
+                }
+            },
         }
     }
 

@@ -8,8 +8,8 @@ use syn::parse::{ParseStream, Parser};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
-    Attribute, GenericArgument, Ident, PathArguments, Result, ReturnType, Signature, Token, Type,
-    TypeInfer, TypeParamBound, Visibility,
+    Attribute, GenericArgument, Ident, Path, PathArguments, Result, ReturnType, Signature, Token,
+    Type, TypeInfer, TypeParamBound, Visibility,
 };
 
 use crate::diagnostics::Errors;
@@ -71,11 +71,7 @@ impl Function {
 
     /// The inner attributes of the body, which must stay first, and its statements.
     pub(crate) fn body(&self) -> (TokenStream, TokenStream) {
-        let stream = match &self.shape {
-            Shape::AsyncFn | Shape::Sync => self.braces.stream(),
-            Shape::AsyncBlock(block) | Shape::Boxed { inner: block, .. } => block.braces.stream(),
-        };
-        split_inner_attributes(stream)
+        split_inner_attributes(self.inner_braces().stream())
     }
 
     /// Input, the start of a body by `#[async_trait]`:
@@ -120,11 +116,14 @@ impl Function {
 
     /// The start of the body.
     pub(crate) fn body_span(&self) -> Span {
+        self.inner_braces().span_open()
+    }
+
+    /// The braces around the statements that run as the body.
+    fn inner_braces(&self) -> &Group {
         match &self.shape {
-            Shape::AsyncFn | Shape::Sync => self.braces.span_open(),
-            Shape::AsyncBlock(block) | Shape::Boxed { inner: block, .. } => {
-                block.braces.span_open()
-            }
+            Shape::AsyncFn | Shape::Sync => &self.braces,
+            Shape::AsyncBlock(block) | Shape::Boxed { inner: block, .. } => &block.braces,
         }
     }
 
@@ -210,20 +209,11 @@ fn erase(output: &mut Type) {
         Type::Reference(reference) => erase(&mut reference.elem),
         Type::Slice(slice) => erase(&mut slice.elem),
         Type::Tuple(tuple) => tuple.elems.iter_mut().for_each(erase),
-        Type::Path(path) => {
-            path.path
-                .segments
-                .iter_mut()
-                .for_each(|segment| erase_arguments(&mut segment.arguments));
-        }
+        Type::Path(path) => erase_in(&mut path.path),
         Type::TraitObject(object) => {
             for bound in &mut object.bounds {
                 if let TypeParamBound::Trait(bound) = bound {
-                    bound
-                        .path
-                        .segments
-                        .iter_mut()
-                        .for_each(|segment| erase_arguments(&mut segment.arguments));
+                    erase_in(&mut bound.path);
                 }
             }
         }
@@ -231,13 +221,15 @@ fn erase(output: &mut Type) {
     }
 }
 
-fn erase_arguments(arguments: &mut PathArguments) {
-    let PathArguments::AngleBracketed(arguments) = arguments else { return };
-    for argument in &mut arguments.args {
-        match argument {
-            GenericArgument::Type(inner) => erase(inner),
-            GenericArgument::AssocType(inner) => erase(&mut inner.ty),
-            _ => {}
+fn erase_in(path: &mut Path) {
+    for segment in &mut path.segments {
+        let PathArguments::AngleBracketed(arguments) = &mut segment.arguments else { continue };
+        for argument in &mut arguments.args {
+            match argument {
+                GenericArgument::Type(inner) => erase(inner),
+                GenericArgument::AssocType(inner) => erase(&mut inner.ty),
+                _ => {}
+            }
         }
     }
 }

@@ -81,7 +81,7 @@ impl Expansion<'_> {
         let Expr::Path(path) = expression else { return None };
         let name = path.path.segments.last()?.ident.unraw().to_string();
         let is_constant = !name.contains(char::is_lowercase);
-        is_constant.then(|| self.params.names().map(|name| name.unraw().to_string()).collect())
+        is_constant.then(|| self.params.unraw_names())
     }
 
     /// The text at the start, and each placeholder with its value and the text after it.
@@ -163,7 +163,7 @@ fn is_erasable(template: &Template) -> bool {
     let is_exclusive = match (methods.next(), methods.next()) {
         (None, _) => false,
         (Some(method), None) => {
-            let uses = |slot: &&Slot| roots(slot).any(|name| name == method.root.text);
+            let uses = |slot: &&Slot| slot.names().any(|name| name.text == method.root.text);
             template.slots().filter(uses).count() > 1
         }
         _ => true,
@@ -175,15 +175,6 @@ fn is_erasable(template: &Template) -> bool {
 
 fn calls_method(slot: &Slot) -> bool {
     slot.tail.iter().any(|access| matches!(access, Access::Method(_)))
-}
-
-/// The parameters in `<map[name].id>`.
-fn roots(slot: &Slot) -> impl Iterator<Item = &str> {
-    let indices = slot.tail.iter().filter_map(|access| match access {
-        Access::IndexBy(name) => Some(name),
-        _ => None,
-    });
-    std::iter::once(&slot.root).chain(indices).map(|name| name.text.as_str())
 }
 
 /// An identifier for a field or method, raw if its name is a keyword.

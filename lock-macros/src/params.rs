@@ -46,6 +46,11 @@ impl Params {
         self.iter().flat_map(Param::names).filter(|name| !is_generated(name))
     }
 
+    /// The same without `r#`, as a template has them.
+    pub(crate) fn unraw_names(&self) -> Vec<String> {
+        self.names().map(|name| name.unraw().to_string()).collect()
+    }
+
     pub(crate) fn has_receiver(&self) -> bool {
         matches!(self.all.first(), Some(Param::Receiver(_)))
     }

@@ -32,6 +32,15 @@ impl Slot {
         let start = self.root.range.start;
         start - 1..start + self.source.len() + 1
     }
+
+    /// The parameters in it, such as `map` and `name` in `<map[name].id>`.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {
+        let indices = self.tail.iter().filter_map(|access| match access {
+            Access::IndexBy(name) => Some(name),
+            _ => None,
+        });
+        std::iter::once(&self.root).chain(indices)
+    }
 }
 
 /// The name of a parameter, without `r#`.

@@ -177,41 +177,34 @@ fn source(name: &str, value: Expr, errors: &mut Errors) -> Option<Source> {
 }
 
 pub(crate) fn time(name: &str, value: Expr, errors: &mut Errors) -> Option<Time> {
-    let text = match literal(&value) {
+    let message = match literal(&value) {
         None => return Some(Time::Expression(value)),
         Some(_) if matches!(value, Expr::Unary(_)) => {
-            errors.push_over(
-                &value,
-                format!("`{name}` cannot be negative\nhelp: write `{}`", example(name)),
-            );
-            return None;
+            format!("`{name}` cannot be negative\nhelp: write `{}`", example(name))
         }
-        Some(Lit::Str(text)) => text,
+        Some(Lit::Str(text)) => return constant(text, errors).map(Time::Constant),
         Some(number) if is_quotable(number) => {
-            let message = format!("`{name}` is text\nhelp: write `{name} = \"{}\"`", shown(number));
-            errors.push_over(&value, message);
-            return None;
+            format!("`{name}` is text\nhelp: write `{name} = \"{}\"`", shown(number))
         }
         Some(Lit::Int(number)) => {
             let number = number.base10_digits();
-            let message = format!(
+            format!(
                 "`{name}` needs a unit\nhelp: `{name} = \"{number}s\"` is seconds, `{name} = \"{number}ms\"` milliseconds"
-            );
-            errors.push_over(&value, message);
-            return None;
+            )
         }
-        Some(other) => {
-            let message = format!(
-                "`{name}` takes a duration, not {}\nhelp: write `{}`",
-                kind(other),
-                example(name)
-            );
-            errors.push_over(&value, message);
-            return None;
-        }
+        Some(other) => format!(
+            "`{name}` takes a duration, not {}\nhelp: write `{}`",
+            kind(other),
+            example(name)
+        ),
     };
+    errors.push_over(&value, message);
+    None
+}
+
+fn constant(text: &LitStr, errors: &mut Errors) -> Option<Constant> {
     match duration::parse(&text.value()) {
-        Ok(value) => Some(Time::Constant(Constant { value, span: text.span() })),
+        Ok(value) => Some(Constant { value, span: text.span() }),
         Err(fault) => {
             errors.push_fault(text, &fault);
             None
@@ -341,18 +334,11 @@ pub(crate) fn pool(value: Expr) -> Result<Pool> {
 }
 
 pub(crate) fn guard(value: &Expr) -> Result<Ident> {
+    let is_new = |name: &&Ident| !["self", "Self", "crate", "super"].iter().any(|it| *name == it);
+    let not_new =
+        || Error::new_spanned(value, "`guard` takes a new name for the body: `guard = lock`");
     match value {
-        Expr::Path(path) => match path.path.get_ident() {
-            Some(name)
-                if name != "self" && name != "Self" && name != "crate" && name != "super" =>
-            {
-                Ok(name.clone())
-            }
-            _ => Err(Error::new_spanned(
-                value,
-                "`guard` takes a new name for the body: `guard = lock`",
-            )),
-        },
+        Expr::Path(path) => path.path.get_ident().filter(is_new).cloned().ok_or_else(not_new),
         Expr::Infer(_) => {
             Err(Error::new_spanned(value, "a guard named `_` cannot be used; leave `guard` out"))
         }
@@ -364,9 +350,7 @@ pub(crate) fn guard(value: &Expr) -> Result<Ident> {
                 format!("write the guard's name without quotes: `guard = {name}`"),
             ))
         }
-        _ => {
-            Err(Error::new_spanned(value, "`guard` takes a new name for the body: `guard = lock`"))
-        }
+        _ => Err(not_new()),
     }
 }
 
@@ -425,14 +409,13 @@ pub(crate) fn name(value: &Expr) -> Result<LitStr> {
 }
 
 pub(crate) fn crate_path(value: &Expr) -> Result<Path> {
+    let message = "`crate` takes the path of the lock-runtime crate";
     match value {
         Expr::Path(path) if path.qself.is_none() => Ok(path.path.clone()),
         Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => {
-            text.parse_with(Path::parse_mod_style).map_err(|_| {
-                Error::new(text.span(), "`crate` takes the path of the lock-runtime crate")
-            })
+            text.parse_with(Path::parse_mod_style).map_err(|_| Error::new(text.span(), message))
         }
-        _ => Err(Error::new_spanned(value, "`crate` takes the path of the lock-runtime crate")),
+        _ => Err(Error::new_spanned(value, message)),
     }
 }
 

@@ -66,9 +66,7 @@ impl PendingCall {
         if let Some(open) = &mut span.0 {
             events::record_wait(&open.span, Some(lease.waited()));
             events::record_fence(&open.span, lease.fence);
-            let (lease, progress) = (lease.clone(), HoldProgress::Guarded);
-            let outcome = Outcome::Released;
-            open.stage = SpanStage::Holding { lease, progress, outcome };
+            open.stage = SpanStage::guarded(lease, Outcome::Released);
         }
         span
     }
@@ -158,10 +156,8 @@ pub(crate) fn passed(core: &PoolCore, label: &LockLabel, lease: &Arc<Lease>) -> 
     metrics.record(Measurement::WaitBegan);
     metrics.record(Measurement::WaitEnded(Outcome::Passed));
     let Some(span) = events::call_span(label, core.name()) else { return CallSpan::default() };
-    let (lease, progress) = (lease.clone(), HoldProgress::Guarded);
-    let outcome = Outcome::Passed;
     // Events of the lock name the span of the call that holds it.
-    CallSpan::open(span, SpanSlot::default(), SpanStage::Holding { lease, progress, outcome })
+    CallSpan::open(span, SpanSlot::default(), SpanStage::guarded(lease, Outcome::Passed))
 }
 
 fn report_failure(
@@ -206,6 +202,13 @@ enum SpanStage {
         /// Of a hold that is not cut short.
         outcome: Outcome,
     },
+}
+
+impl SpanStage {
+    /// The call has `lease`, and no body yet.
+    fn guarded(lease: &Arc<Lease>, outcome: Outcome) -> Self {
+        Self::Holding { lease: lease.clone(), progress: HoldProgress::Guarded, outcome }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -325,11 +328,8 @@ impl Drop for CallSpan {
         let (held, outcome) = match &stage {
             SpanStage::Waiting(outcome) => (None, *outcome),
             SpanStage::Holding { lease, progress, outcome } => {
-                let ended = match progress {
-                    HoldProgress::Ended(held) => Some(*held),
-                    HoldProgress::Guarded | HoldProgress::Running | HoldProgress::Polled => None,
-                };
-                let held = ended.unwrap_or_else(|| lease.held_for());
+                let held =
+                    if let HoldProgress::Ended(held) = progress { *held } else { lease.held_for() };
                 (Some(held), outcome_of(*progress, lease.loss(), *outcome))
             }
         };

@@ -71,22 +71,18 @@ impl Finding {
 
 #[cfg(feature = "serde")]
 mod serialized {
-    use serde::ser::SerializeStruct;
     use serde::{Serialize, Serializer};
 
     use super::{Finding, Verdict};
+    use crate::base::serialized_fields::serialized_fields;
 
-    impl Serialize for Finding {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("Finding", 5)?;
-            fields.serialize_field("check", self.check)?;
-            fields.serialize_field("verdict", &self.verdict)?;
-            fields.serialize_field("server", &self.server)?;
-            fields.serialize_field("text", &self.text)?;
-            fields.serialize_field("remedy", &self.remedy)?;
-            fields.end()
-        }
-    }
+    serialized_fields!(Finding, it => {
+        check: it.check,
+        verdict: it.verdict,
+        server: it.server,
+        text: it.text,
+        remedy: it.remedy,
+    });
 
     /// `good`, `warning`, `unknown` or `bad`.
     impl Serialize for Verdict {

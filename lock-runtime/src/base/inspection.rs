@@ -141,40 +141,26 @@ impl WaitingOwner {
 
 #[cfg(feature = "serde")]
 mod serialized {
-    use serde::ser::SerializeStruct;
-    use serde::{Serialize, Serializer};
-
     use super::{Inspection, LockHolder, WaitingOwner};
+    use crate::base::serialized_fields::serialized_fields;
     use crate::base::text::millis;
 
-    impl Serialize for Inspection {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("Inspection", 3)?;
-            fields.serialize_field("holder", &self.holder)?;
-            fields.serialize_field("waiters", &self.waiters)?;
-            fields.serialize_field("waiting", &self.waiting)?;
-            fields.end()
-        }
-    }
+    serialized_fields!(Inspection, it => {
+        holder: it.holder,
+        waiters: it.waiters,
+        waiting: it.waiting,
+    });
 
-    impl Serialize for LockHolder {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("LockHolder", 4)?;
-            fields.serialize_field("owner", &self.owner)?;
-            fields.serialize_field("expires_in_ms", &self.expires_in.map(millis))?;
-            fields.serialize_field("fence", &self.fence)?;
-            fields.serialize_field("info", &self.info)?;
-            fields.end()
-        }
-    }
+    serialized_fields!(LockHolder, it => {
+        owner: it.owner,
+        expires_in_ms: it.expires_in.map(millis),
+        fence: it.fence,
+        info: it.info,
+    });
 
-    impl Serialize for WaitingOwner {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("WaitingOwner", 1)?;
-            fields.serialize_field("owner", &self.owner)?;
-            fields.end()
-        }
-    }
+    serialized_fields!(WaitingOwner, it => {
+        owner: it.owner,
+    });
 }
 
 #[cfg(test)]

@@ -37,6 +37,8 @@ pub(crate) mod process;
 #[cfg(feature = "metrics")]
 pub(crate) mod recorder;
 pub(crate) mod sequencer;
+#[cfg(feature = "serde")]
+pub(crate) mod serialized_fields;
 pub(crate) mod shared_policy;
 pub(crate) mod span_slot;
 pub(crate) mod sql_dialect;

@@ -154,16 +154,11 @@ fn host() -> String {
 }
 
 #[cfg(feature = "serde")]
-impl serde::Serialize for OwnerInfo {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStruct;
-        let mut fields = serializer.serialize_struct("OwnerInfo", 3)?;
-        fields.serialize_field("host", &self.host)?;
-        fields.serialize_field("process_id", &self.process_id)?;
-        fields.serialize_field("call_site", &self.call_site)?;
-        fields.end()
-    }
-}
+crate::base::serialized_fields::serialized_fields!(OwnerInfo, it => {
+    host: it.host,
+    process_id: it.process_id,
+    call_site: it.call_site,
+});
 
 #[cfg(test)]
 mod tests {

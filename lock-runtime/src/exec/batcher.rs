@@ -259,14 +259,15 @@ impl<B: ItemBatch> Batcher<B> {
         loop {
             sleep(LATE).await;
             let mut pending = flusher.batcher().pending.lock();
-            let mut is_needed = false;
-            let mut late = Vec::new();
-            for batch in &mut pending.of_callers {
+            let (mut is_needed, mut is_late) = (false, false);
+            let Pending { of_driver, of_callers, .. } = &mut *pending;
+            for batch in of_callers {
                 match batch.progress {
                     CallerProgress::New => batch.progress = CallerProgress::Late,
                     CallerProgress::Late => {
                         batch.progress = CallerProgress::Stalled;
-                        late.push(std::mem::take(&mut batch.items));
+                        of_driver.append(std::mem::take(&mut batch.items));
+                        is_late = true;
                     }
                     CallerProgress::Stalled => continue,
                 }
@@ -276,8 +277,7 @@ impl<B: ItemBatch> Batcher<B> {
                 pending.is_watched = false;
                 return;
             }
-            if !late.is_empty() {
-                late.into_iter().for_each(|items| pending.of_driver.append(items));
+            if is_late {
                 Self::schedule_driver(&flusher, pending);
             }
         }
@@ -286,9 +286,7 @@ impl<B: ItemBatch> Batcher<B> {
     /// The task that sends the batch of `runtime` has been dropped, because the runtime ends.
     fn move_to_driver<F: Flusher<Batch = B>>(flusher: &Arc<F>, runtime: runtime::Id) {
         let mut pending = flusher.batcher().pending.lock();
-        let Some(at) = pending.of_callers.iter().position(|of| of.runtime == runtime) else {
-            return;
-        };
+        let Some(at) = pending.position(runtime) else { return };
         let batch = pending.of_callers.swap_remove(at);
         pending.of_driver.append(batch.items);
         Self::schedule_driver(flusher, pending);
@@ -306,15 +304,11 @@ impl<B: ItemBatch> Batcher<B> {
         }
     }
 
-    fn take(&self, caller: Option<runtime::Id>) -> Option<B> {
-        self.take_from(&mut self.pending.lock(), caller)
-    }
-
     /// The next batch of the runtime `caller`, or of the driver. Without any, the next item schedules a flush again.
     fn take_from(&self, pending: &mut Pending<B>, caller: Option<runtime::Id>) -> Option<B> {
         let at = match caller {
             None => None,
-            Some(caller) => Some(pending.of_callers.iter().position(|of| of.runtime == caller)?),
+            Some(caller) => Some(pending.position(caller)?),
         };
         let items = match at {
             None => &mut pending.of_driver,
@@ -346,7 +340,11 @@ impl<B: ItemBatch> Batcher<B> {
 impl<B: ItemBatch> Pending<B> {
     /// What the callers on `runtime` have collected, if they have begun a batch.
     fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut CallerBatch<B>> {
-        self.of_callers.iter_mut().find(|batch| batch.runtime == runtime)
+        self.position(runtime).map(|at| &mut self.of_callers[at])
+    }
+
+    fn position(&self, runtime: runtime::Id) -> Option<usize> {
+        self.of_callers.iter().position(|batch| batch.runtime == runtime)
     }
 }
 
@@ -384,7 +382,9 @@ impl<F: Flusher> Drop for InFlight<F> {
 
 /// Sends the next batch of the runtime `caller`, or of the driver. Returns whether there was one.
 fn send_next<F: Flusher>(flusher: &Arc<F>, caller: Option<runtime::Id>) -> bool {
-    let Some(batch) = flusher.batcher().take(caller) else { return false };
+    let batcher = flusher.batcher();
+    let next = batcher.take_from(&mut batcher.pending.lock(), caller);
+    let Some(batch) = next else { return false };
     flusher.send_batch(caller, batch);
     true
 }

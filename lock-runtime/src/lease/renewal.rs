@@ -202,12 +202,11 @@ impl RenewalScheduler {
         unanswered.is_sent = true;
         let mut call = pin!(config.backend.renew(&requests));
         if let Ok(outcomes) = timeout(limit, &mut call).await {
-            return self.on_answer(&config, unanswered, sent, RenewalAnswer::Outcomes(outcomes));
+            return self.on_answer(&config, unanswered, sent, outcomes, None);
         }
         // A lease that ends meanwhile is not kept alive, nor is its span.
         let leases: Vec<_> = unanswered.leases.iter().map(Arc::downgrade).collect();
-        let answer = RenewalAnswer::AwaitedUntil(sent + late_limit);
-        self.on_answer(&config, unanswered, sent, answer);
+        self.on_answer(&config, unanswered, sent, Vec::new(), Some(sent + late_limit));
         if let Ok(outcomes) = timeout(late_limit - limit, call).await {
             self.on_late_answer(&config, &leases, sent, outcomes);
         }
@@ -234,13 +233,15 @@ impl RenewalScheduler {
         }
     }
 
-    /// What is known at the first time limit about the renewal that was sent at `sent`.
+    /// What is known at the first time limit about the renewal that was sent at `sent`: its `outcomes`. Without them,
+    /// the answer is awaited until `awaited_until`.
     fn on_answer(
         &self,
         config: &RenewalConfig,
         mut unanswered: Unanswered,
         sent: Instant,
-        answer: RenewalAnswer,
+        mut outcomes: Vec<Result<LeaseStatus, BackendError>>,
+        awaited_until: Option<Instant>,
     ) {
         let now = config.clock.now();
         let silence = || {
@@ -248,10 +249,6 @@ impl RenewalScheduler {
                 FailureKind::MaybeApplied,
                 "the store did not answer a renewal in time",
             ))
-        };
-        let (mut outcomes, end) = match answer {
-            RenewalAnswer::Outcomes(outcomes) => (outcomes, now),
-            RenewalAnswer::AwaitedUntil(end) => (Vec::new(), end),
         };
         outcomes.resize_with(unanswered.leases.len(), silence);
         (config.on_outcome)(sent, BackendError::of_all(&outcomes));
@@ -279,7 +276,7 @@ impl RenewalScheduler {
                         let failed = config.failures.report(now);
                         events::not_renewed(lease.origin(), failed, lease.valid_for(), &error);
                     }
-                    lease.on_renewal_failed(now, end, error);
+                    lease.on_renewal_failed(now, awaited_until.unwrap_or(now), error);
                 }
             }
             self.schedule(lease);
@@ -293,13 +290,6 @@ fn end_without_holder(config: &RenewalConfig, lease: &Arc<Lease>) {
     if lease.withdraw_if_unclaimed() {
         (config.end_hold)(lease);
     }
-}
-
-/// What is known about a renewal at its first time limit.
-enum RenewalAnswer {
-    Outcomes(Vec<Result<LeaseStatus, BackendError>>),
-    /// Nothing yet.
-    AwaitedUntil(Instant),
 }
 
 /// Leases in the phase of a renewal. Dropped before the answer, by a panic or because the driver's runtime ends, it reports a

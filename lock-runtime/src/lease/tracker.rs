@@ -146,13 +146,11 @@ impl LeaseTracker {
         Counts { released, abandoned, held: tracked.leases.len(), in_flight }
     }
 
-    /// Enters `phase`. `false` if the pool had reached it before.
+    /// Enters `phase`, one after `Open`. `false` if the pool had reached it before.
     pub(crate) fn advance(&self, phase: PoolPhase) -> bool {
         // Under the lock of `try_begin`, so that no acquire begins after it.
         let _tracked = self.tracked.lock();
-        if phase != PoolPhase::Open {
-            self.is_open.store(false, Ordering::Release);
-        }
+        self.is_open.store(false, Ordering::Release);
         self.phase.send_if_modified(|now| {
             let is_later = phase > *now;
             if is_later {
@@ -183,19 +181,16 @@ impl LeaseTracker {
 
     /// Resolves when there is no lease, and no work in flight.
     pub(crate) async fn idle(&self) {
-        self.until(|tracked| tracked.leases.is_empty() && tracked.in_flight == 0).await;
+        self.fewer_than(1).await;
     }
 
     /// Resolves when there are fewer leases and work in flight than `count`.
     pub(crate) async fn fewer_than(&self, count: usize) {
-        self.until(|tracked| tracked.leases.len() + tracked.in_flight < count).await;
-    }
-
-    async fn until(&self, is_reached: impl Fn(&Tracked) -> bool) {
         let mut removed = self.removed.subscribe();
         loop {
             removed.mark_unchanged();
-            if is_reached(&self.tracked.lock()) {
+            let Counts { held, in_flight, .. } = self.counts();
+            if held + in_flight < count {
                 return;
             }
             // The sender lives in `self`.
@@ -289,7 +284,6 @@ mod tests {
     #[test]
     fn phases_are_entered_once_and_never_left_backwards() {
         let tracker = tracker();
-        assert!(!tracker.advance(PoolPhase::Open), "it is open");
         assert!(tracker.is_open());
         assert!(ends_by(tracker.closing(), || {
             assert!(tracker.advance(PoolPhase::Draining));

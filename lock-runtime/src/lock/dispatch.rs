@@ -31,7 +31,7 @@ impl PoolCore {
         if !self.outgoing.prefers_batch() {
             match foreground() {
                 Some(ForegroundPlace::Alone(in_flight)) => {
-                    return self.send_now(Some(&caller), in_flight, item);
+                    return self.send_now(Some(caller.id()), in_flight, item);
                 }
                 Some(ForegroundPlace::InBatch) => {}
                 None => return self.send(item),
@@ -78,15 +78,14 @@ impl PoolCore {
         }
     }
 
-    /// Sends `item` from this thread. `in_flight` is dropped when it is answered.
+    /// Sends `item` from this thread, of the runtime `caller`. `in_flight` is dropped when it is answered.
     fn send_now(
         self: &Arc<Self>,
-        caller: Option<&Handle>,
+        caller: Option<runtime::Id>,
         in_flight: impl Send + 'static,
         item: Outgoing,
     ) {
-        let (driver, caller, core) =
-            (self.driver().runtime(), caller.map(Handle::id), self.clone());
+        let (driver, core) = (self.driver().runtime(), self.clone());
         match item {
             Outgoing::Acquire(first) => {
                 let limit = first_time_limit(self.time_limits(), &first.waiter.spec.policy);

@@ -127,47 +127,32 @@ fn waited_key(
 
 #[cfg(feature = "serde")]
 mod serialized {
-    use serde::ser::SerializeStruct;
-    use serde::{Serialize, Serializer};
-
     use super::{HeldLock, Snapshot, WaitedKey};
     use crate::base::key::Key;
+    use crate::base::serialized_fields::serialized_fields;
     use crate::base::text::millis;
 
-    impl Serialize for Snapshot {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("Snapshot", 3)?;
-            fields.serialize_field("pool", &*self.pool)?;
-            fields.serialize_field("held", &self.held)?;
-            fields.serialize_field("waiting", &self.waiting)?;
-            fields.end()
-        }
-    }
+    serialized_fields!(Snapshot, it => {
+        pool: &*it.pool,
+        held: it.held,
+        waiting: it.waiting,
+    });
 
-    impl Serialize for HeldLock {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let keys: Vec<_> = self.keys.iter().map(Key::as_str).collect();
-            let mut fields = serializer.serialize_struct("HeldLock", 9)?;
-            fields.serialize_field("keys", &keys)?;
-            fields.serialize_field("template", &self.template)?;
-            fields.serialize_field("name", &self.name)?;
-            fields.serialize_field("owner", &self.owner)?;
-            fields.serialize_field("held_ms", &millis(self.held_for))?;
-            fields.serialize_field("valid_ms", &millis(self.valid_for))?;
-            fields.serialize_field("fence", &self.fence)?;
-            fields.serialize_field("waiting", &self.waiting)?;
-            fields.serialize_field("lingers", &self.lingers)?;
-            fields.end()
-        }
-    }
+    serialized_fields!(HeldLock, it => {
+        keys: it.keys.iter().map(Key::as_str).collect::<Vec<_>>(),
+        template: it.template,
+        name: it.name,
+        owner: it.owner,
+        held_ms: millis(it.held_for),
+        valid_ms: millis(it.valid_for),
+        fence: it.fence,
+        waiting: it.waiting,
+        lingers: it.lingers,
+    });
 
-    impl Serialize for WaitedKey {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("WaitedKey", 3)?;
-            fields.serialize_field("key", self.key.as_str())?;
-            fields.serialize_field("waiting", &self.waiting)?;
-            fields.serialize_field("waited_ms", &millis(self.waited_for))?;
-            fields.end()
-        }
-    }
+    serialized_fields!(WaitedKey, it => {
+        key: it.key.as_str(),
+        waiting: it.waiting,
+        waited_ms: millis(it.waited_for),
+    });
 }

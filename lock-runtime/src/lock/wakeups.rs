@@ -25,35 +25,39 @@ pub(super) fn notifier(
     clock: Clock,
     driver: &Driver,
 ) -> Notifier {
-    let holders = Holders {
+    Notifier::new(PoolWakeups {
         queue: Arc::downgrade(queue),
         renewals: Arc::downgrade(renewals),
         tracker: Arc::downgrade(tracker),
+        store_status: Arc::downgrade(store_status),
         clock,
-    };
-    let (store_status, driver) = (Arc::downgrade(store_status), driver.clone());
-    Notifier::new(PoolWakeups { holders, store_status, driver })
+        driver: driver.clone(),
+    })
 }
 
 /// A store may outlive the pool, so nothing here keeps it alive.
-struct PoolWakeups {
-    holders: Holders,
-    store_status: Weak<StoreStatus>,
-    driver: Driver,
-}
-
-/// The leases of a pool by their keys.
 #[derive(Clone)]
-struct Holders {
+struct PoolWakeups {
     queue: Weak<WaitQueues<LockWaiter>>,
     renewals: Weak<RenewalScheduler>,
     tracker: Weak<LeaseTracker>,
+    store_status: Weak<StoreStatus>,
     clock: Clock,
+    driver: Driver,
 }
 
-impl Holders {
+impl PoolWakeups {
+    /// Renews these leases immediately, as far as they exist.
+    fn expedite(&self, held: impl IntoIterator<Item = (Key, u64)>) {
+        for (key, lease) in held {
+            if !self.expedite_lease(lease) {
+                self.driver.spawn(self.clone().expedite_successor(key));
+            }
+        }
+    }
+
     /// Renews the lease with this number immediately. `false` if a hand-off is replacing it.
-    fn expedite(&self, lease: u64) -> bool {
+    fn expedite_lease(&self, lease: u64) -> bool {
         let (Some(renewals), Some(tracker)) = (self.renewals.upgrade(), self.tracker.upgrade())
         else {
             return true;
@@ -68,7 +72,7 @@ impl Holders {
         const ATTEMPTS: u32 = 1_000;
         for _ in 0..ATTEMPTS {
             let holder = self.queue.upgrade().and_then(|queue| queue.holder(&key));
-            if holder.is_none_or(|lease| self.expedite(lease)) {
+            if holder.is_none_or(|lease| self.expedite_lease(lease)) {
                 return;
             }
             tokio::time::sleep(PAUSE).await;
@@ -76,20 +80,9 @@ impl Holders {
     }
 }
 
-impl PoolWakeups {
-    /// Renews these leases, as far as they exist.
-    fn expedite(&self, held: impl IntoIterator<Item = (Key, u64)>) {
-        for (key, lease) in held {
-            if !self.holders.expedite(lease) {
-                self.driver.spawn(self.holders.clone().expedite_successor(key));
-            }
-        }
-    }
-}
-
 impl NotifySink for PoolWakeups {
     fn key_changed(&self, key: &str) {
-        if let Some(queue) = self.holders.queue.upgrade() {
+        if let Some(queue) = self.queue.upgrade() {
             self.expedite(queue.wake(key));
         }
     }
@@ -98,7 +91,7 @@ impl NotifySink for PoolWakeups {
         if let Some(status) = self.store_status.upgrade() {
             status.report_connect();
         }
-        if let Some(queue) = self.holders.queue.upgrade() {
+        if let Some(queue) = self.queue.upgrade() {
             self.expedite(queue.wake_all());
         }
     }
@@ -110,12 +103,12 @@ impl NotifySink for PoolWakeups {
     }
 
     fn head_of_queue(&self, key: &str, owner: &Owner, available_in: Duration) -> bool {
-        let by = self.holders.clock.now() + available_in;
-        self.holders.queue.upgrade().is_some_and(|queue| queue.promote(key, owner, by))
+        let by = self.clock.now() + available_in;
+        self.queue.upgrade().is_some_and(|queue| queue.promote(key, owner, by))
     }
 
     fn contended(&self, key: &str) {
-        if let Some(queue) = self.holders.queue.upgrade() {
+        if let Some(queue) = self.queue.upgrade() {
             queue.mark_contended(key);
         }
     }

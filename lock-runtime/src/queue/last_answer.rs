@@ -49,18 +49,12 @@ impl WaitEnd {
     }
 }
 
-impl From<Wait> for WaitEnd {
-    fn from(wait: Wait) -> Self {
-        Self::Wait(wait)
-    }
-}
-
 impl LastAnswer {
     /// The error for a waiter whose wait ends at `now`. `last_failure` is the last failure of any key.
     #[cold]
     pub(crate) fn wait_error(
         &self,
-        end: impl Into<WaitEnd>,
+        end: WaitEnd,
         now: Instant,
         last_failure: Option<&BackendError>,
     ) -> LockError {
@@ -70,9 +64,9 @@ impl LastAnswer {
             Self::Pending(since) if now.since(*since) >= USUAL => unanswered(now.since(*since)),
             Self::None | Self::Pending(_) => match last_failure {
                 Some(last_failure) => LockError::backend(last_failure.clone()),
-                None => conflict(ANOTHER, end.into(), None),
+                None => conflict(ANOTHER, end, None),
             },
-            Self::Held { expires_in } => conflict(ANOTHER, end.into(), *expires_in),
+            Self::Held { expires_in } => conflict(ANOTHER, end, *expires_in),
             Self::Failed(error) => LockError::backend(error.clone()),
         }
     }

@@ -25,7 +25,7 @@ use crate::queue::key_queue::{
 use crate::queue::last_answer::{LastAnswer, WaitEnd};
 use crate::queue::permit::Attached;
 use crate::queue::wait_params::WaitParams;
-use crate::queue::wait_queue::{AfterPass, Candidate, Queues, WaitQueues, full};
+use crate::queue::wait_queue::{AfterPass, Queues, WaitQueues, full};
 use crate::queue::wake_signal::WakeSignal;
 
 /// How long a request waits before it reserves a key against later ranks.
@@ -308,17 +308,17 @@ impl<W: Waiter> Queues<W> {
         }
     }
 
-    /// The entry that gets the permit of `key` if it is free. Requests for several keys that come before it and miss
-    /// another key move on.
-    pub(super) fn next_candidate(&mut self, key: &Key) -> Option<Candidate> {
+    /// The entry that gets the permit of `key` if it is free, which is the [`head`](KeyQueue::head) then. Requests for several
+    /// keys that come before it and miss another key move on.
+    pub(super) fn next_candidate(&mut self, key: &Key) -> Option<u64> {
         loop {
             let queue = self.by_key.get_mut(key)?;
             let entry = queue.head()?;
             let id = entry.id;
-            let WaitFor::Permits(wait) = &entry.wait_for else { return Some(Candidate::Lock(id)) };
+            let WaitFor::Permits(wait) = &entry.wait_for else { return Some(id) };
             let keys = wait.keys.clone();
             match self.missing(id, &keys, Some(key)) {
-                None => return Some(Candidate::Permits(id)),
+                None => return Some(id),
                 Some(at) => self.move_on(id, key, &keys[at], self.clock.now())?,
             }
         }

@@ -59,21 +59,6 @@ pub(super) struct Queues<W> {
     pub(super) clock: Clock,
 }
 
-impl<W> Queues<W> {
-    fn new(clock: Clock) -> Self {
-        let (by_key, positions) = (HashMap::default(), HashMap::default());
-        Self {
-            by_key,
-            positions,
-            last_failure: None,
-            last_id: 0,
-            closed: false,
-            lingers_ended: false,
-            clock,
-        }
-    }
-}
-
 /// The position of a new waiter.
 #[derive(Debug)]
 pub(crate) enum Enqueued<W> {
@@ -103,12 +88,6 @@ pub(crate) enum AfterRelease {
     Successor(Arc<LockSpec>),
 }
 
-/// The entry that gets the permit of its queue next.
-pub(super) enum Candidate {
-    Lock(u64),
-    Permits(u64),
-}
-
 /// The first waiter of a queue, for the task that sends requests on its behalf.
 #[derive(Debug)]
 pub(crate) struct HeadInfo {
@@ -121,8 +100,17 @@ pub(crate) struct HeadInfo {
 
 impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn new(max_waiters: usize, clock: Clock) -> Self {
+        let queues = Queues {
+            by_key: HashMap::default(),
+            positions: HashMap::default(),
+            last_failure: None,
+            last_id: 0,
+            closed: false,
+            lingers_ended: false,
+            clock,
+        };
         Self {
-            queues: Mutex::new(Queues::new(clock)),
+            queues: Mutex::new(queues),
             clock,
             deadlines: TimerQueue::default(),
             lingers: Arc::default(),
@@ -240,8 +228,11 @@ impl<W: Waiter> WaitQueues<W> {
             if let Some(queue) = queues.by_key.get_mut(key) {
                 queue.on_permit_dropped();
             }
-            queues.remove_if_vacant(key);
         }
+        // A request for several keys may have moved to one of these meanwhile.
+        after.extend(queues.give_out_free(keys));
+        #[cfg(test)]
+        queues.check();
         self.reject(queues, rejected);
         after
     }
@@ -249,7 +240,7 @@ impl<W: Waiter> WaitQueues<W> {
     /// The first waiter for the lock, if its turn has come. Counts a request for it.
     pub(crate) fn begin_request(&self, key: &Key) -> Option<HeadInfo> {
         let mut queues = self.lock();
-        let id = queues.next_lock_candidate(key)?;
+        let id = queues.next_candidate(key)?;
         let queue = queues.by_key.get_mut(key)?;
         let successors = queue.expected_successors();
         let entry = queue.entry_mut(id)?;
@@ -260,7 +251,7 @@ impl<W: Waiter> WaitQueues<W> {
 
     /// Whether a waiter for the lock is next.
     pub(crate) fn has_waiter(&self, key: &Key) -> bool {
-        self.lock().next_lock_candidate(key).is_some()
+        self.lock().next_for_lock(key).is_some()
     }
 
     /// Removes the waiter `id`; if it is gone, the first waiter for the lock that `fits`.
@@ -275,7 +266,7 @@ impl<W: Waiter> WaitQueues<W> {
         let id = if is_here {
             id
         } else {
-            let first = queues.next_lock_candidate(key)?;
+            let first = queues.next_candidate(key)?;
             let waiter = queues.by_key.get(key)?.lock_head()?;
             if !fits(waiter.spec()) {
                 return None;
@@ -301,7 +292,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let mut queue = queues.by_key.get_mut(key)?;
         if queue.lock_head().is_none() {
-            queues.next_lock_candidate(key)?;
+            queues.next_candidate(key)?;
             queue = queues.by_key.get_mut(key)?;
         }
         let waiter = queue.lock_head()?;
@@ -359,8 +350,9 @@ impl<W: Waiter> WaitQueues<W> {
         in_use.peek().is_some() && in_use.all(is_being_released)
     }
 
-    /// The release of the lease of this number, which holds `key`, begins at `now`. Returns what it leads to. If the lock has not been left free for `barging_interval`, a barging
-    /// window begins. The next grant is expected to have `expected_holders`; without waiters the closure is not called.
+    /// The release of the lease of this number, which holds `key`, begins at `now`. Returns what it leads to. If the lock has
+    /// not been left free for `barging_interval`, a barging window begins. The next grant is expected to have
+    /// `expected_holders`; without waiters the closure is not called.
     pub(crate) fn begin_release(
         &self,
         key: &Key,
@@ -380,10 +372,8 @@ impl<W: Waiter> WaitQueues<W> {
         if queue.has_no_waiters() {
             return AfterRelease::NoWaiter;
         }
-        match queues.first_for_lock(key) {
-            Some(spec) => AfterRelease::Successor(spec),
-            None => AfterRelease::NoWaiter,
-        }
+        let next = queues.next_for_lock(key);
+        next.map_or(AfterRelease::NoWaiter, |waiter| AfterRelease::Successor(waiter.spec().clone()))
     }
 
     /// The store gave `answer` for `keys`.
@@ -448,7 +438,7 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// The error of a wait for `key` that ends at `now`.
-    pub(crate) fn wait_error(&self, key: &Key, end: impl Into<WaitEnd>, now: Instant) -> LockError {
+    pub(crate) fn wait_error(&self, key: &Key, end: WaitEnd, now: Instant) -> LockError {
         self.lock().wait_error(key, end, now)
     }
 
@@ -531,10 +521,10 @@ impl<W: Waiter> WaitQueues<W> {
 }
 
 impl<W: Waiter> Queues<W> {
-    pub(super) fn wait_error(&self, key: &Key, end: impl Into<WaitEnd>, now: Instant) -> LockError {
+    pub(super) fn wait_error(&self, key: &Key, end: WaitEnd, now: Instant) -> LockError {
         let last_failure = self.last_failure.as_ref();
         match self.by_key.get(key) {
-            Some(queue) => queue.wait_error(end.into(), now, last_failure),
+            Some(queue) => queue.wait_error(end, now, last_failure),
             None => LastAnswer::default().wait_error(end, now, last_failure),
         }
     }
@@ -555,17 +545,10 @@ impl<W: Waiter> Queues<W> {
         Some(entry)
     }
 
-    /// The entry that gets the permit of `key` next, if it waits for the lock.
-    fn next_lock_candidate(&mut self, key: &Key) -> Option<u64> {
-        match self.next_candidate(key)? {
-            Candidate::Lock(id) => Some(id),
-            Candidate::Permits(_) => None,
-        }
-    }
-
-    fn first_for_lock(&mut self, key: &Key) -> Option<Arc<LockSpec>> {
-        self.next_lock_candidate(key)?;
-        self.by_key.get(key)?.lock_head().map(|waiter| waiter.spec().clone())
+    /// The waiter that gets the permit of `key` next, if it waits for the lock.
+    fn next_for_lock(&mut self, key: &Key) -> Option<&W> {
+        self.next_candidate(key)?;
+        self.by_key.get(key)?.lock_head()
     }
 
     pub(super) fn remove_if_vacant(&mut self, key: &Key) {
@@ -589,23 +572,15 @@ impl<W: Waiter> Queues<W> {
         if !self.by_key.get(key)?.permit.is_free() {
             return None;
         }
-        let Some(candidate) = self.next_candidate(key) else {
+        let Some(id) = self.next_candidate(key) else {
             self.remove_if_vacant(key);
             return None;
         };
         let queue = self.by_key.get_mut(key)?;
-        match candidate {
-            Candidate::Lock(id) => {
-                queue.permit.go_out(self.clock.now());
-                match &queue.entry(id)?.wait_for {
-                    WaitFor::Lock(waiter) => {
-                        Some(AfterPass::Queue(waiter.spec().store_keys.clone()))
-                    }
-                    WaitFor::Permits(_) => None,
-                }
-            }
-            Candidate::Permits(id) => self.take_for_waiter(key, id),
-        }
+        let Some(waiter) = queue.lock_head() else { return self.take_for_waiter(key, id) };
+        let keys = waiter.spec().store_keys.clone();
+        queue.permit.go_out(self.clock.now());
+        Some(AfterPass::Queue(keys))
     }
 }
 

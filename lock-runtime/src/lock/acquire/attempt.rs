@@ -204,19 +204,14 @@ impl Attempts {
         jitter::below(self.doubling().min(Duration::from_millis(160)))
     }
 
-    /// One of several keys is requested on its own, and may be the owner's from now on.
-    pub(crate) fn on_step_sent(&mut self) {
+    /// The store may know the owner from now on. One of several keys is requested on its own, or no waiter took a grant.
+    pub(crate) fn mark_known(&mut self) {
         self.is_known = true;
     }
 
     /// One of several keys was granted.
     pub(crate) fn on_step_granted(&mut self) {
         self.count += 1;
-    }
-
-    /// A grant was received, and no waiter took it.
-    pub(crate) fn on_unused_grant(&mut self) {
-        self.is_known = true;
     }
 
     /// Doubles with each request, from 20 ms to 640 ms.

@@ -81,6 +81,7 @@ pub(crate) fn spawn_multi_key(
         reply: PendingReply::new(reply),
         permits: LocalPermits::request(core, spec.store_keys.clone(), params)?,
         attempts,
+        // Not `core.capabilities`: the answer of a cluster depends on the servers that are open by now.
         stepwise: Stepwise::new(&spec, core.backend().capabilities().wait_queue),
         last_answer: LastAnswer::default(),
         failing_since: None,
@@ -264,7 +265,7 @@ impl MultiKeyTask {
         let is_step = self.stepwise.step().is_some();
         let request = [self.stepwise.next_request(&spec, self.attempts.request(&spec))];
         if is_step {
-            self.attempts.on_step_sent();
+            self.attempts.mark_known();
         }
         let deadline = self.params.deadline;
         let limit = time_limit(core.time_limits(), &spec.policy, deadline, sent);

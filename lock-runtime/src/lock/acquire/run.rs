@@ -66,7 +66,7 @@ impl PermitHandler for PoolCore {
 pub(crate) fn pass_on(core: &Arc<PoolCore>, after: Vec<AfterPass>) {
     for after in after {
         match after {
-            AfterPass::Queue(keys) => start(core, KeyPermit::new(core.clone(), keys)),
+            AfterPass::Queue(keys) => start(core, keys),
             // If the receiver is gone, the permit is dropped, and passes on.
             AfterPass::Permits(keys, reply) => {
                 panic_boundary::answer(reply, Ok(KeyPermit::new(core.clone(), keys)));
@@ -75,14 +75,16 @@ pub(crate) fn pass_on(core: &Arc<PoolCore>, after: Vec<AfterPass>) {
     }
 }
 
-/// Acquires the lock for the queue of `permit`, under a new owner token.
-fn start(core: &Arc<PoolCore>, permit: KeyPermit) {
+/// Acquires the lock for a queue whose permit, for `keys`, has just been given out, under a new owner token.
+fn start(core: &Arc<PoolCore>, keys: Arc<[Key]>) {
     match Owner::random() {
         Ok(owner) => {
+            let permit = KeyPermit::new(core.clone(), keys);
             let attempts = Attempts::new(owner, core.clock().now());
             core.run(AcquireTask::new(core, permit, attempts, None).run(None));
         }
-        Err(error) => pass_on(core, core.queue.reject_all(permit.keys(), &error)),
+        // This frees the permit, so there is no value that would free it again as it drops.
+        Err(error) => pass_on(core, core.queue.reject_all(&keys, &error)),
     }
 }
 
@@ -107,12 +109,6 @@ pub(crate) fn resume(
     } else {
         core.run(task.give_up());
     }
-}
-
-enum Delivery {
-    Done,
-    /// No waiter took the grant.
-    NoWaiter(Box<AcquireTask>),
 }
 
 impl AcquireTask {
@@ -146,9 +142,9 @@ impl AcquireTask {
             let sent = self.core.clock().now();
             match self.request(slot, &head, sent).await {
                 Requested::Granted(granted) => match self.deliver(&head, granted) {
-                    Delivery::Done => return,
+                    None => return,
                     // The head has changed. The store knows the owner, and grants again.
-                    Delivery::NoWaiter(task) => self = *task,
+                    Some(task) => self = task,
                 },
                 Requested::Again(after) => pause = Some(after),
             }
@@ -241,13 +237,13 @@ impl AcquireTask {
         pass_on(&self.core, after);
     }
 
-    /// Gives the grant to `head`, or to the next waiter that it fits as well.
-    fn deliver(mut self, head: &HeadInfo, granted: Granted) -> Delivery {
+    /// Gives the grant to `head`, or to the next waiter that it fits as well. Returns the task if no waiter takes the grant.
+    fn deliver(mut self, head: &HeadInfo, granted: Granted) -> Option<Self> {
         let policy = &head.spec.policy;
         let fits = |spec: &LockSpec| spec.policy.requests_like(policy);
         let Some(entry) = self.core.queue.take_head(self.permit.key(), head.id, fits) else {
-            self.attempts.on_unused_grant();
-            return Delivery::NoWaiter(Box::new(self));
+            self.attempts.mark_known();
+            return Some(self);
         };
         let contention = granted.contention;
         let grant = self.attempts.grant(policy, granted, self.permit);
@@ -255,7 +251,7 @@ impl AcquireTask {
             let lease = grant::lease(&self.core, waiter.spec, grant, entry.since, contention);
             grant::deliver(&self.core, lease, waiter.reply);
         }
-        Delivery::Done
+        None
     }
 
     /// No waiter is left, or the pool closes: undoes what the store may have applied.

@@ -264,6 +264,21 @@ async fn a_request_that_gives_up_leaves_its_keys_to_the_next() {
     assert_eq!(pass(&queues, &["b"]), NOTHING);
 }
 
+/// The first request waits for `b` and has reserved `c`, which the second one waits for.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_moves_to_a_key_whose_waiters_are_rejected_has_it_next() {
+    let queues = queues();
+    take_each(&queues, &["c"]);
+    after(ms(1)).await;
+    take_each(&queues, &["b"]);
+    waiting(&queues, &["b", "c"]);
+    waiting(&queues, &["b", "c"]);
+    after(ms(10)).await;
+    assert_eq!(pass(&queues, &["c"]), NOTHING);
+    let next = queues.reject_all(&keys(&["b"]), &LockError::pool_closed());
+    assert_eq!(described(next), ["permits b c"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn free_permits_are_taken_and_no_others() {
     let queues = queues();
@@ -333,7 +348,9 @@ async fn a_store_that_does_not_answer_is_the_reason_only_where_it_was_asked() {
     let queues = queues();
     take_each(&queues, &["a"]);
     assert!(request(&queues, queues.rank(), &["b", "c"], Wait::Forever, false).unwrap());
-    let kind = |name| queues.wait_error(&key(name), Wait::Forever, queues.clock.now()).kind();
+    let kind = |name| {
+        queues.wait_error(&key(name), WaitEnd::Wait(Wait::Forever), queues.clock.now()).kind()
+    };
     after(ms(249)).await;
     assert_eq!(["a", "b", "c"].map(kind), [ErrorKind::Conflict; 3]);
     after(ms(1)).await;

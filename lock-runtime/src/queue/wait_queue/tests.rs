@@ -249,7 +249,10 @@ fn a_lease_of_several_keys_is_the_holder_of_each() {
         assert!(queues.promote(key.as_str(), &holder.owner, now));
         assert_eq!(woken(&queues, key.as_str()), Some(7));
         let late = now + Duration::from_secs(60);
-        assert_eq!(queues.wait_error(key, Wait::Forever, late).kind(), ErrorKind::Conflict);
+        assert_eq!(
+            queues.wait_error(key, WaitEnd::Wait(Wait::Forever), late).kind(),
+            ErrorKind::Conflict
+        );
     }
     queues.pass(&[KEY, OTHER]);
     assert!(!queues.promote(OTHER.as_str(), &holder.owner, now) && queues.wake_all().is_empty());
@@ -483,7 +486,8 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
     let queues = with_permit_out(10);
     let down = || BackendError::new(FailureKind::NotApplied, "planned");
     let other = Key::from_static("other");
-    let kind = |key: &Key| queues.wait_error(key, Wait::Forever, Clock::Boot.now()).kind();
+    let kind =
+        |key: &Key| queues.wait_error(key, WaitEnd::Wait(Wait::Forever), Clock::Boot.now()).kind();
     queues.record_answer(&[KEY], &LastAnswer::Failed(down()));
     assert_eq!((kind(&KEY), kind(&other)), (ErrorKind::Backend, ErrorKind::Backend));
     queues.record_answer(&[KEY], &LastAnswer::None);
@@ -500,7 +504,8 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
 #[test]
 fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
     let queues = with_permit_out(10);
-    let error = || queues.wait_error(&KEY, Wait::For(Duration::ZERO), Clock::Boot.now());
+    let error =
+        || queues.wait_error(&KEY, WaitEnd::Wait(Wait::For(Duration::ZERO)), Clock::Boot.now());
     let expect = |kind, text: &str| {
         let error = error();
         assert_eq!(error.kind(), kind);

@@ -114,7 +114,7 @@ fn ambiguity_lasts_until_the_last_unanswered_request_is_forgotten() {
     }
     assert_eq!((attempts.unanswered, attempts.ambiguous_until), (3, Some(at(3_000) + TTL)));
     // A grant that no waiter took does not end it.
-    attempts.on_unused_grant();
+    attempts.mark_known();
     assert_eq!((attempts.unanswered, attempts.ambiguous_until), (3, Some(at(3_000) + TTL)));
     assert_eq!(attempts.grants_to_undo(), 4);
 }
@@ -123,7 +123,7 @@ fn ambiguity_lasts_until_the_last_unanswered_request_is_forgotten() {
 fn an_unused_grant_is_undone_by_one_answered_release() {
     let (mut attempts, policy) = (attempts(), plain());
     answer(&mut attempts, &policy, Ok(AcquireOutcome::acquired(None)));
-    attempts.on_unused_grant();
+    attempts.mark_known();
     assert!(!attempts.has_no_side_effects());
     assert_eq!((attempts.grants_to_undo(), attempts.ambiguous_until), (0, None));
     assert_eq!(attempts.kept_until, at(1_000) + TTL);
@@ -278,7 +278,7 @@ fn retry_count_and_an_outage_end_a_wait() {
 #[test]
 fn a_step_of_several_keys_may_have_an_effect_and_counts_when_it_is_granted() {
     let mut attempts = attempts();
-    attempts.on_step_sent();
+    attempts.mark_known();
     assert!(!attempts.has_no_side_effects());
     assert_eq!(attempts.count, 0);
     attempts.on_step_granted();
