@@ -267,7 +267,7 @@ busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff:
 busy_engines="wait_queue::hand_offs"
 busy_topologies="hand_off::a_release_notifies"
 
-tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins -- --skip model_tests::
+tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bin lockctl -- --skip model_tests::
 models
 program engines ${busy_engines} slow_links::
 together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"

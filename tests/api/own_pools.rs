@@ -10,9 +10,9 @@ use lock_runtime::backend::{
 };
 use lock_runtime::testing::with_pool;
 use lock_runtime::{ErrorKind, LockError, LockPool, Progress, distributed_lock};
-use lock_tests::RedisServer;
 use lock_tests::prelude::*;
 use lock_tests::runtimes::current_thread;
+use lock_tests::{RedisServer, in_own_process};
 
 #[distributed_lock(key = "order:<id>", ttl = "30s", wait = "0s")]
 async fn settle(id: u64) -> Result<u64, LockError> {
@@ -218,16 +218,19 @@ impl Backend for LooksAtItsEnd {
 
 #[test]
 fn the_code_of_a_pool_that_is_replaced_may_look_for_pools() {
-    let (ended, has_ended) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let first = LockPool::with_backend(LooksAtItsEnd).on_current_runtime();
-        let first = current_thread().block_on(first.connect()).unwrap();
-        lock_runtime::install("looks-at-its-end", first).unwrap();
-        let next = current_thread().block_on(memory());
-        lock_runtime::install("looks-at-its-end", next).unwrap();
-        ended.send(()).unwrap();
+    let test = "::the_code_of_a_pool_that_is_replaced_may_look_for_pools";
+    in_own_process(&[module_path!(), test].concat(), || {
+        let (ended, has_ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let first = LockPool::with_backend(LooksAtItsEnd).on_current_runtime();
+            let first = current_thread().block_on(first.connect()).unwrap();
+            lock_runtime::install("looks-at-its-end", first).unwrap();
+            let next = current_thread().block_on(memory());
+            lock_runtime::install("looks-at-its-end", next).unwrap();
+            ended.send(()).unwrap();
+        });
+        has_ended.recv_timeout(DEADLINE).unwrap();
     });
-    has_ended.recv_timeout(DEADLINE).unwrap();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What the renewal of very many leases costs.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +31,7 @@ const MOST_TRIES: usize = 100;
 async fn the_leases_of_one_tick_share_a_few_requests(kind: EngineKind) {
     let engine = Engine::start(kind);
     let ticks = tokio::task::spawn_blocking(move || current_thread().block_on(ticks(&engine)));
-    let ticks = ticks.await.unwrap();
-    let [first, ref later @ ..] = ticks[..] else { panic!("several ticks") };
+    let (first, later) = ticks.await.unwrap();
     let leases = leases();
     println!(
         "{kind:?}: {first} requests in the first tick of {leases} leases, {later:?} in later ones"
@@ -48,8 +48,8 @@ async fn the_leases_of_one_tick_share_a_few_requests(kind: EngineKind) {
     assert!(later.iter().all(|requests| *requests == exact), "{later:?} requests, not {exact}");
 }
 
-/// How many requests each of some ticks takes.
-async fn ticks(engine: &Engine) -> Vec<usize> {
+/// How many requests the first tick takes, and each of the last four.
+async fn ticks(engine: &Engine) -> (usize, Vec<usize>) {
     let store = open_backend(&engine.url()).await.unwrap();
     let request = |n| {
         let keys: Arc<[Key]> = Arc::new([Key::from(format!("held:{n}"))]);
@@ -92,14 +92,21 @@ async fn ticks(engine: &Engine) -> Vec<usize> {
         }
         panic!("{:?}", outcomes.iter().find(|outcome| outcome.is_err()));
     };
-    let mut ticks = vec![tick().await];
-    // etcd and ZooKeeper read keys until they watch them.
-    for _ in 0..4 {
+    let first = tick().await;
+    let mut later = VecDeque::new();
+    // etcd and ZooKeeper read keys until they watch them, which takes some ticks on a busy machine.
+    for _ in 0..30 {
         sleep(ms(500)).await;
-        ticks.push(tick().await);
+        later.push_back(tick().await);
+        if later.len() > 4 {
+            later.pop_front();
+        }
+        if later.len() == 4 && later.iter().all(|requests| *requests <= 3) {
+            break;
+        }
     }
     store.close().await;
-    ticks
+    (first, later.into())
 }
 
 /// Of databases: etcd and ZooKeeper take all requests at once.

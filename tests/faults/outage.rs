@@ -96,6 +96,41 @@ async fn waiters_are_rejected_when_the_outage_is_seen() {
     }
 }
 
+/// One call a second is sent to the store all the same. Behind a holder of this process it would wait instead.
+#[tokio::test]
+async fn a_call_that_is_refused_behind_a_holder_leaves_its_queue() {
+    let server = RedisServer::start();
+    let pool = failing_fast(&server.url()).await;
+    let held = pool.lock("k").ttl(SOON * 3).acquire().await.unwrap();
+    server.kill();
+    until_refused(&pool).await;
+    let began = Instant::now();
+    while began.elapsed() < ms(2_500) {
+        let error = pool.lock("k").acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Backend);
+        let snapshot = pool.snapshot();
+        assert!(snapshot.waiting.is_empty(), "{snapshot:?}");
+        tokio::time::sleep(ms(20)).await;
+    }
+    drop(held);
+}
+
+/// It needs no request.
+#[tokio::test]
+async fn a_call_in_an_outage_gets_a_lock_that_lingers() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = failing_fast(proxy.url()).await;
+    let lingering = || pool.lock("k").ttl(SOON * 3).linger(SOON * 2);
+    lingering().acquire().await.unwrap().release().await.unwrap();
+    server.pause();
+    until_refused(&pool).await;
+    assert!(matches!(&pool.snapshot().held[..], [lock] if lock.lingers));
+    eventually_async(SOON, "a call has the lock", async || lingering().acquire().await.is_ok())
+        .await;
+    server.resume();
+}
+
 #[tokio::test]
 async fn a_short_cut_is_no_outage() {
     let server = RedisServer::start();

@@ -113,8 +113,7 @@ impl LockPool {
     ) -> Result<bool, LockError> {
         let request = ReleaseRequest::by_force(self.stored_key(key)?, holder.clone());
         let request = request.ok_or_else(of_another_library)?;
-        let token = holder.token().ok_or_else(of_another_library)?;
-        let (core, owner) = (self.core().clone(), holder.owner);
+        let (core, owner, token) = (self.core().clone(), holder.owner, request.lease.owner);
         let operator = operator.map(str::to_owned);
         let limit = core.store_call_timeout();
         // The caller may be gone before the answer, like a handler after its client disconnects. The event is sent all the

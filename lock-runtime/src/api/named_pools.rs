@@ -89,9 +89,9 @@ pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
         pools.insert(name.to_owned(), pool)
     };
     // The recorder, the subscriber and the store of the program run outside of the lock.
-    drop(former);
     core.announce_store();
     call_sites::announce(&core);
+    drop(former);
     Ok(())
 }
 

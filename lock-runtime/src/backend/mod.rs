@@ -441,8 +441,8 @@ pub struct Capabilities {
     /// A renewal restores a lock that the store has lost. So it may restore a lock that was released before the renewal
     /// arrives. The pool then repeats the release of a lease with an unanswered renewal. `false` by default.
     pub renewal_restores: bool,
-    /// An acquire without an answer may be applied in parts, at different times: at each server of its own. So a release that ends
-    /// a grant does not tell that no other part follows. The pool then repeats the release until the ttl is over.
+    /// Each server of the store may apply its part of an unanswered acquire at another time. So a release that ends a grant
+    /// does not tell that no other part follows. The pool then repeats the release until the ttl is over.
     /// `false` by default.
     pub applied_in_parts: bool,
 }

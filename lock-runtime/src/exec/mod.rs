@@ -1,8 +1,8 @@
 //! Threads and timers: where futures run, when they run, and what they tell the program's log.
 
-pub(crate) mod answer;
 pub(crate) mod batcher;
 pub(crate) mod driver;
+pub(crate) mod driver_answer;
 pub(crate) mod event_thread;
 pub(crate) mod events;
 // Of stores with connections.

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::base::error::LockError;
 use crate::base::options::ReleaseMode;
-use crate::exec::answer::Answer;
+use crate::exec::driver_answer::DriverAnswer;
 use crate::lease::lease::Lease;
 
 /// Ends the leases of a pool.
@@ -60,7 +60,7 @@ impl std::fmt::Debug for HeldLease {
 #[derive(Debug)]
 pub(crate) enum Releasing {
     Done,
-    InFlight(Answer<()>),
+    InFlight(DriverAnswer<()>),
 }
 
 impl Future for Releasing {

@@ -63,7 +63,8 @@ fn acquired(
 
 /// Makes `lease` known to the queues of its keys, tracks it, and schedules it for renewal.
 fn track(core: &PoolCore, lease: &Arc<Lease>, contention: Contention) {
-    // Before a release by force can find it tracked, and before the driver can find the lease lost and pass its permit on: the next waiter sets another owner.
+    // Before a release by force finds the lease, and before the driver finds it lost. Either passes the permit on, and the
+    // next waiter sets another owner.
     if lease.spec.single_key().is_some() {
         core.queue.set_holder(&lease.spec.store_keys, lease.holder(), contention);
     } else if let Some(keys) = lease.permit_keys() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::base::options::ReleaseMode;
-use crate::exec::answer::Answer;
+use crate::exec::driver_answer::DriverAnswer;
 use crate::exec::events;
 use crate::lease::held_lease::{LeaseOwner, Releasing};
 use crate::lease::lease::Lease;
@@ -55,7 +55,7 @@ impl LeaseOwner for PoolCore {
             ReleaseMode::Awaited => self.send_from_caller(release),
             ReleaseMode::Background => self.send_unawaited(release),
         }
-        Some(Releasing::InFlight(Answer::new(answer, &self.queue.process)))
+        Some(Releasing::InFlight(DriverAnswer::new(answer, &self.queue.process)))
     }
 }
 

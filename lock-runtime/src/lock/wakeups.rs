@@ -56,7 +56,7 @@ impl PoolWakeups {
         }
     }
 
-    /// Renews the lease with this number immediately. `false` if a hand-off is replacing it.
+    /// Renews the lease with this number immediately. `false` if it is not tracked yet, or a hand-off is replacing it.
     fn expedite_lease(&self, lease: u64) -> bool {
         let (Some(renewals), Some(tracker)) = (self.renewals.upgrade(), self.tracker.upgrade())
         else {
@@ -65,7 +65,8 @@ impl PoolWakeups {
         tracker.lease(lease).is_some_and(|lease| renewals.expedite(&lease, self.clock.now()))
     }
 
-    /// Renews the lease of `key`. A hand-off changes the holder in the queue first, and the tracked lease after that.
+    /// Renews the lease of `key`. A grant or a hand-off changes the holder in the queue first, and the tracked lease after
+    /// that.
     async fn expedite_successor(self, key: Key) {
         const PAUSE: Duration = Duration::from_millis(1);
         /// A thread in the middle of a hand-off may be suspended. Beyond that, the next regular renewal has to do.

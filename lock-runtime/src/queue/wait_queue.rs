@@ -210,7 +210,8 @@ impl<W: Waiter> WaitQueues<W> {
         after
     }
 
-    /// Rejects all waiters of `keys`, and frees their permits: no request can be sent for them.
+    /// Rejects all waiters of `keys`, and frees their permits: no request can be sent for them. A request for several keys
+    /// that moves here meanwhile has the permits next. If it cannot use them, they come back as they drop.
     pub(crate) fn reject_all(&self, keys: &[Key], error: &LockError) -> Vec<AfterPass> {
         let mut rejected = Vec::new();
         let mut after = Vec::new();
@@ -229,7 +230,6 @@ impl<W: Waiter> WaitQueues<W> {
                 queue.on_permit_dropped();
             }
         }
-        // A request for several keys may have moved to one of these meanwhile.
         after.extend(queues.give_out_free(keys));
         #[cfg(test)]
         queues.check();

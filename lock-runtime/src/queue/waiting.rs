@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use crate::base::error::LockError;
 use crate::base::key::Key;
-use crate::exec::answer::Answer;
+use crate::exec::driver_answer::DriverAnswer;
 use crate::queue::key_queue::Waiter;
 use crate::queue::wait_queue::WaitQueues;
 
@@ -18,11 +18,16 @@ pub(crate) struct Waiting<W: Waiter, T> {
     queues: Arc<WaitQueues<W>>,
     key: Key,
     id: u64,
-    answer: Answer<T>,
+    answer: DriverAnswer<T>,
 }
 
 impl<W: Waiter, T> Waiting<W, T> {
-    pub(crate) fn new(queues: Arc<WaitQueues<W>>, key: Key, id: u64, answer: Answer<T>) -> Self {
+    pub(crate) fn new(
+        queues: Arc<WaitQueues<W>>,
+        key: Key,
+        id: u64,
+        answer: DriverAnswer<T>,
+    ) -> Self {
         Self { queues, key, id, answer }
     }
 }
@@ -67,7 +72,7 @@ mod tests {
         let queues = Arc::new(with_permit_out(1));
         let id = enqueued(&queues, &waiter());
         let (reply, answer) = oneshot::channel();
-        let answer = Answer::new(answer, &queues.process);
+        let answer = DriverAnswer::new(answer, &queues.process);
         (queues.clone(), Waiting::new(queues, KEY, id, answer), reply)
     }
 

@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 use crate::base::error::LockError;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
-use crate::exec::answer::Answer;
 use crate::exec::batcher::Batcher;
+use crate::exec::driver_answer::DriverAnswer;
 use crate::lease::held_lease::HeldLease;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::core::PoolCore;
@@ -56,7 +56,7 @@ pub(crate) fn acquire(
     }
     let (reply, answer) = oneshot::channel();
     multi_key::spawn_multi_key(core, spec, params, token, reply)?;
-    Ok(PendingAcquire::Several(Answer::new(answer, &core.queue.process)))
+    Ok(PendingAcquire::Several(DriverAnswer::new(answer, &core.queue.process)))
 }
 
 /// An acquire that waits for its lease.
@@ -66,7 +66,7 @@ pub(crate) fn acquire(
 #[derive(Debug)]
 pub(crate) enum PendingAcquire {
     One(Waiting<LockWaiter, HeldLease>),
-    Several(Answer<HeldLease>),
+    Several(DriverAnswer<HeldLease>),
 }
 
 impl Future for PendingAcquire {
@@ -90,7 +90,7 @@ fn acquire_one(
     let keys = spec.store_keys.clone();
     let key = &keys[0];
     let waiting = |id, answer| {
-        let answer = Answer::new(answer, &core.queue.process);
+        let answer = DriverAnswer::new(answer, &core.queue.process);
         PendingAcquire::One(Waiting::new(core.queue.clone(), key.clone(), id, answer))
     };
     let (reply, answer) = oneshot::channel();
@@ -113,11 +113,13 @@ fn acquire_one(
             enqueued => break (id, enqueued),
         }
     };
+    // Dropped at a refusal, it leaves the queue.
+    let waiting = waiting(id, answer);
     let Enqueued::Head(waiter) = enqueued else {
         // The waiters in front of it were rejected when the outage was seen.
         return match core.store_status.refusal_without_trial() {
             Some(refusal) => Err(refusal),
-            None => Ok(waiting(id, answer)),
+            None => Ok(waiting),
         };
     };
     let permit = KeyPermit::new(core.clone(), keys.clone());
@@ -130,5 +132,5 @@ fn acquire_one(
     } else {
         core.send_from_caller(Outgoing::Acquire(first));
     }
-    Ok(waiting(id, answer))
+    Ok(waiting)
 }

@@ -82,8 +82,11 @@ impl<B: Backend> Suite<B> {
     pub(super) async fn a_release_extends_nothing_that_has_expired(&self) {
         let mine = claim(["expired"], SHORT);
         granted(&self.one, &mine).await;
+        let began = self.clock.now();
         // A store may keep a lease for somewhat longer than its ttl.
         while holds(&self.one, &mine).await == LeaseStatus::Held {
+            let held_for = self.clock.now().since(began);
+            assert!(held_for < SHORT * 20, "{:?} is held {held_for:?} after its grant", mine.keys);
             tokio::time::sleep(SHORT / 4).await;
         }
         let kept = ReleaseRequest { free_after: LONG, ..release_of(&mine) };

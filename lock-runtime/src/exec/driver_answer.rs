@@ -11,16 +11,16 @@ use crate::base::process::Process;
 use crate::exec::driver::Driver;
 
 /// The answer of a task of the driver. It never arrives if the driver's runtime has ended, or in a process that was forked from
-/// the one of the pool; both are errors.
+/// the one of the pool; both are errors. Dropping it ends the wait. In a forked process, nothing is woken by that.
 #[derive(Debug)]
-pub(crate) struct Answer<T> {
+pub(crate) struct DriverAnswer<T> {
     /// `None` once it has been received.
     receiver: Option<oneshot::Receiver<Result<T, LockError>>>,
     /// The process of the pool.
     process: Process,
 }
 
-impl<T> Answer<T> {
+impl<T> DriverAnswer<T> {
     pub(crate) fn new(
         receiver: oneshot::Receiver<Result<T, LockError>>,
         process: &Process,
@@ -40,7 +40,7 @@ impl<T> Answer<T> {
     }
 }
 
-impl<T> Future for Answer<T> {
+impl<T> Future for DriverAnswer<T> {
     type Output = Result<T, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -54,7 +54,7 @@ impl<T> Future for Answer<T> {
     }
 }
 
-impl<T> Drop for Answer<T> {
+impl<T> Drop for DriverAnswer<T> {
     fn drop(&mut self) {
         self.close();
     }
