@@ -5,6 +5,7 @@ mod cancellation;
 mod errors;
 mod exit_paths;
 mod fork;
+mod granting_store;
 mod guide_testing;
 mod keys;
 mod lost;

@@ -4,15 +4,13 @@
 
 use std::time::Duration;
 
-use lock_runtime::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, LeaseRef, LeaseStatus, ReleaseOutcome,
-    ReleaseRequest, Warning,
-};
 use lock_runtime::testing::with_pool;
 use lock_runtime::{ErrorKind, LockError, LockPool, Progress, distributed_lock};
 use lock_tests::prelude::*;
 use lock_tests::runtimes::current_thread;
 use lock_tests::{RedisServer, in_own_process};
+
+use crate::granting_store::GrantsAlways;
 
 #[distributed_lock(key = "order:<id>", ttl = "30s", wait = "0s")]
 async fn settle(id: u64) -> Result<u64, LockError> {
@@ -179,40 +177,12 @@ async fn a_shutdown_of_the_innermost_pool_leaves_the_outer_one() {
     .await;
 }
 
-/// A store that looks for a pool when it is dropped.
+/// A part of a store. It looks for a pool when it is dropped.
 struct LooksAtItsEnd;
 
 impl Drop for LooksAtItsEnd {
     fn drop(&mut self) {
         assert!(lock_runtime::pool("looks-at-its-end").is_some());
-    }
-}
-
-impl Backend for LooksAtItsEnd {
-    async fn acquire(
-        &self,
-        requests: &[AcquireRequest],
-    ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        requests.iter().map(|_| Ok(AcquireOutcome::acquired(None))).collect()
-    }
-
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        leases.iter().map(|_| Ok(LeaseStatus::Held)).collect()
-    }
-
-    async fn release(
-        &self,
-        requests: &[ReleaseRequest],
-    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        requests.iter().map(|_| Ok(ReleaseOutcome::Freed)).collect()
-    }
-
-    async fn is_held(&self, _: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        Ok(LeaseStatus::Held)
-    }
-
-    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        Ok(Vec::new())
     }
 }
 
@@ -222,7 +192,7 @@ fn the_code_of_a_pool_that_is_replaced_may_look_for_pools() {
     in_own_process(&[module_path!(), test].concat(), || {
         let (ended, has_ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let first = LockPool::with_backend(LooksAtItsEnd).on_current_runtime();
+            let first = LockPool::with_backend(GrantsAlways(LooksAtItsEnd)).on_current_runtime();
             let first = current_thread().block_on(first.connect()).unwrap();
             lock_runtime::install("looks-at-its-end", first).unwrap();
             let next = current_thread().block_on(memory());

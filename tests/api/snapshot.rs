@@ -4,13 +4,11 @@
 
 use std::time::Instant;
 
-use lock_runtime::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, LeaseRef, LeaseStatus, ReleaseOutcome,
-    ReleaseRequest, Warning,
-};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::eventually_async;
 use lock_tests::prelude::*;
+
+use crate::granting_store::GrantsAlways;
 
 #[distributed_lock(key = "order:<id>", pool = pool, guard = lock, ttl = "20s")]
 async fn settle(pool: &LockPool, id: u32) -> Result<u64, LockError> {
@@ -131,40 +129,9 @@ async fn both_are_serialized_with_times_in_milliseconds() {
     joined("the waiter", waiting).await.1.release().await.unwrap();
 }
 
-/// A store of another program that implements what it has to.
-struct WithoutInspect;
-
-impl Backend for WithoutInspect {
-    async fn acquire(
-        &self,
-        requests: &[AcquireRequest],
-    ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        requests.iter().map(|_| Ok(AcquireOutcome::acquired(None))).collect()
-    }
-
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        leases.iter().map(|_| Ok(LeaseStatus::Held)).collect()
-    }
-
-    async fn release(
-        &self,
-        requests: &[ReleaseRequest],
-    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        requests.iter().map(|_| Ok(ReleaseOutcome::Freed)).collect()
-    }
-
-    async fn is_held(&self, _: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        Ok(LeaseStatus::Held)
-    }
-
-    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        Ok(Vec::new())
-    }
-}
-
 #[tokio::test]
 async fn a_store_that_does_not_tell_is_a_typed_error() {
-    let pool = LockPool::with_backend(WithoutInspect).connect().await.unwrap();
+    let pool = LockPool::with_backend(GrantsAlways(())).connect().await.unwrap();
     let guard = pool.lock("a").fencing(false).acquire().await.unwrap();
     let error = pool.inspect("a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);

@@ -75,7 +75,7 @@ pub(crate) fn pass_on(core: &Arc<PoolCore>, after: Vec<AfterPass>) {
     }
 }
 
-/// Acquires the lock for a queue whose permit, for `keys`, has just been given out, under a new owner token.
+/// Acquires the lock under a new owner token. The queue has just given out its permit, for `keys`.
 fn start(core: &Arc<PoolCore>, keys: Arc<[Key]>) {
     match Owner::random() {
         Ok(owner) => {

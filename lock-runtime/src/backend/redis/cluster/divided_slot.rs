@@ -113,7 +113,8 @@ fn divided<T>(outcomes: &[Result<T, BackendError>]) -> Vec<usize> {
     (0..outcomes.len()).filter(is_divided).collect()
 }
 
-/// Whether all keys of a request were held, from the answer for each. An error is ambiguous once a part has been applied, or may have been.
+/// Whether all keys of a request were held, from the answer for each. An error is ambiguous once a part has been applied, or may
+/// have been.
 fn of_all(keys: impl Iterator<Item = Result<bool, BackendError>>) -> Result<bool, BackendError> {
     let (mut all, mut in_part, mut failure) = (true, false, None);
     for key in keys {

@@ -180,12 +180,27 @@ impl Scriptless {
 
     /// Takes the keys if each of them is free or held by the same owner.
     async fn take_in_transaction(&self, request: &AcquireRequest) -> Result<bool, BackendError> {
+        let mut has_written = false;
+        match self.try_transactions(request, &mut has_written).await {
+            // Other keys were taken.
+            Ok(false) if has_written => Err(BackendError::new(
+                FailureKind::MaybeApplied,
+                "only some of the keys were taken",
+            )
+            .remedy("they are released again; choose a longer ttl")),
+            Err(error) if has_written => Err(error.after_a_part()),
+            outcome => outcome,
+        }
+    }
+
+    /// `has_written` says whether a transaction took some of the keys, also if the request fails after that.
+    async fn try_transactions(
+        &self,
+        request: &AcquireRequest,
+        has_written: &mut bool,
+    ) -> Result<bool, BackendError> {
         let token = QueueToken::new(&request.owner, None);
         let keys: Vec<_> = request.keys.iter().collect();
-        let mut has_written = false;
-        let failed = |error: BackendError, has_written| {
-            if has_written { error.after_a_part() } else { error }
-        };
         for _ in 0..MAX_TRIES {
             let mut verdict = Ok(true);
             let mut count = 0;
@@ -219,33 +234,20 @@ impl Scriptless {
                 count = writes.len();
                 writes
             };
-            let prepared = self.transaction.prepare().await;
-            prepared.map_err(|error| failed(error, has_written))?;
-            let result = self.transaction.run(&keys, decide).await;
-            match result.map_err(|error| failed(error, has_written))? {
+            self.transaction.prepare().await?;
+            match self.transaction.run(&keys, decide).await? {
                 TxnResult::Written(answers) => {
                     let is_done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1));
-                    let is_complete = answers.iter().filter(is_done).count() == count;
-                    match verdict {
-                        Ok(true) if is_complete => return Ok(true),
-                        Ok(true) => {}
-                        // Another owner has one of the keys by now, and the others are taken.
-                        Ok(false) if has_written => break,
-                        Ok(false) => return Ok(false),
-                        Err(error) => return Err(failed(error, has_written)),
+                    if !matches!(verdict, Ok(true))
+                        || answers.iter().filter(is_done).count() == count
+                    {
+                        return verdict;
                     }
                     // A key of the same owner expired at that moment; now it is free.
-                    has_written = true;
+                    *has_written = true;
                 }
                 TxnResult::Conflict => {}
             }
-        }
-        if has_written {
-            return Err(BackendError::new(
-                FailureKind::MaybeApplied,
-                "only some of the keys were taken",
-            )
-            .remedy("they are released again; choose a longer ttl"));
         }
         Ok(false)
     }

@@ -106,8 +106,8 @@ impl Quorum {
         fan_out(reports, None).await.into_iter().flatten().collect()
     }
 
-    /// The reports, unless a majority of the nodes fails. The warnings are those that `compare` makes of the reports, and those
-    /// about connections and about nodes that fail.
+    /// The reports, unless a majority of the nodes fails. Beside them the warnings of `compare`, about connections, and about
+    /// nodes that fail.
     async fn checked_reports(
         &self,
         compare: fn(&[NodeReport]) -> Vec<Warning>,
