@@ -182,6 +182,7 @@ async fn a_request_that_arrives_after_its_acquire_was_dropped_is_taken_back() {
     // The acquire is dropped before it sends another request.
     let (scene, proxy) = through_a_proxy(ms(1_000)).await;
     let monitor = Monitor::start(&scene.server);
+    until_the_next_fence_is_a_script().await;
     let trap = proxy.on_next(named("EVALSHA"), Action::HoldRequest);
     let acquire = tokio::spawn({
         let request = scene.rivals.ours.lock(KEY).ttl(TTL);

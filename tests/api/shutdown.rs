@@ -378,6 +378,7 @@ async fn an_acquire_without_an_answer_is_taken_back_within_the_grace() {
     let builder = LockPool::builder(proxy.url()).request_timeout(ms(1_000));
     let pool = builder.connect().await.unwrap();
     pool.lock(KEY).run(async {}).await.unwrap();
+    until_the_next_fence_is_a_script().await;
     let trap = proxy.on_next(named("EVALSHA"), Action::DropReply);
     let waiting = tokio::spawn({
         let request = pool.lock(KEY).wait(LONG);

@@ -482,6 +482,7 @@ fn a_lost_reply_on_the_connection_of_a_runtime_is_made_up_for_by_the_driver() {
     current_thread().block_on(async {
         for cut in [false, true] {
             until_used(&server, &pool, 0).await;
+            until_the_next_fence_is_a_script().await;
             let action = || if cut { Action::CutBeforeReply } else { Action::DropReply };
             let trap = proxy.on_next(named("EVALSHA"), action());
             let guard = pool.lock("k").acquire().await.unwrap();

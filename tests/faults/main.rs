@@ -4,6 +4,7 @@
 mod broken_stores;
 mod caller_runtimes;
 mod chaos;
+mod fence_transactions;
 mod fencing;
 mod links;
 mod lock_delay;

@@ -601,6 +601,7 @@ mod wire {
             let pool = installed(&name, LockPool::builder(proxy.url())).await;
             for fencing in [false, true] {
                 works(&pool).await;
+                until_the_next_fence_is_a_script().await;
                 let request = || pool.lock(KEY).fencing(fencing);
                 let trap = proxy.on_next(acquires, action);
                 let asked = request().wait(Duration::ZERO).acquire();
@@ -613,6 +614,7 @@ mod wire {
                 );
                 nothing_stays_taken(&server).await;
                 works(&pool).await;
+                until_the_next_fence_is_a_script().await;
                 let trap = proxy.on_next(acquires, action);
                 let guard = within(ms(5_000), request().wait(ms(5_000)).acquire()).await;
                 assert!(trap.sprung(), "{case}");

@@ -137,6 +137,11 @@ pub async fn release(guard: LockGuard) -> Instant {
     now
 }
 
+/// The next grant with a fence is a script. For 50 ms after one it can be a transaction.
+pub async fn until_the_next_fence_is_a_script() {
+    tokio::time::sleep(ms(60)).await;
+}
+
 /// Acquires and releases `key`, and returns the fencing token.
 pub async fn cycle(pool: &LockPool, key: &str) -> Option<Fence> {
     let guard = pool.lock(key).acquire().await.unwrap();

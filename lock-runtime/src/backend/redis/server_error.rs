@@ -234,7 +234,7 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
         "NOPERM" => (
             FailureKind::Rejected,
             answer,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their wait queues `<key>:lock_runtime:line`, `lock_runtime:fence` (after the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`; of a quorum also the key `lock_runtime:ballots`; for lists also `+scan +getrange`",
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +incrby +multi +exec +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their wait queues `<key>:lock_runtime:line`, `lock_runtime:fence` (after the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`; of a quorum also the key `lock_runtime:ballots`; for lists also `+scan +getrange`",
         ),
         "WRONGTYPE" => (
             FailureKind::Rejected,

@@ -28,6 +28,7 @@ impl<'a> UnreadBytes<'a> {
         let Some(line) = self.line() else { return Ok(None) };
         Ok(Some(match line {
             b"+OK" => Value::Okay,
+            b"+QUEUED" => Value::SimpleString("QUEUED".to_owned()),
             [b':', number @ ..] => Value::Int(integer(number)?),
             [b'$', length @ ..] => match count(length)? {
                 Some(length) => match self.take(length)? {
@@ -99,8 +100,9 @@ fn malformed() -> RedisError {
 mod tests {
     use super::*;
 
-    const REPLIES: [&str; 14] = [
+    const REPLIES: [&str; 15] = [
         "+OK\r\n",
+        "+QUEUED\r\n",
         "+PONG\r\n",
         ":0\r\n",
         ":-9223372036854775808\r\n",

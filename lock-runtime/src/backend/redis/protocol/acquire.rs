@@ -19,6 +19,7 @@ use crate::backend::redis::protocol::value::{
 };
 use crate::backend::redis::protocol::wait_queue::{LockValue, recheck_interval};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, WaitMode};
+use crate::base::clock::Instant;
 use crate::base::jitter;
 
 /// The command that carries an acquire request.
@@ -26,6 +27,8 @@ use crate::base::jitter;
 pub(crate) enum RequestForm {
     /// `SET NX PX`.
     Set,
+    /// `SET NX PX` and the fence counter, see [`fence_transaction`](super::fence_transaction).
+    Transaction,
     /// `acquire.lua`: several keys, a fence, or a request that does not enqueue.
     Script,
     /// `wait_queue.lua`: the lock, or a position in its queue.
@@ -34,12 +37,16 @@ pub(crate) enum RequestForm {
 
 /// What the server says about one request.
 #[derive(Clone, Copy, Debug)]
-enum AcquireReply {
+pub(super) enum AcquireReply {
     /// `fence` is the first of `fences`, or 0 without any. `waiting` tokens are in the queue of the lock.
     Granted {
         fence: i64,
         fences: i64,
         waiting: i64,
+    },
+    /// The request is repeated as a script. Until then the lock is held by its owner without a fence, if `is_held`.
+    NoFence {
+        is_held: bool,
     },
     Held {
         expires_in: Option<Duration>,
@@ -71,9 +78,9 @@ fn may_share(one: &AcquireRequest, other: &AcquireRequest) -> bool {
         && (one.fencing, one.extra_fences) == (other.fencing, other.extra_fences)
 }
 
-/// The reply to a request that was sent again. If the second one was not applied, the owner is in the queue due to the first
-/// one.
-fn or_queued(
+/// The reply to a request that was sent again. If the second one was not applied, the first one still is: its owner is in the
+/// queue, or holds the lock.
+fn reply_to_both(
     earlier: AcquireReply,
     later: Result<AcquireReply, BackendError>,
 ) -> Result<AcquireReply, BackendError> {
@@ -81,6 +88,7 @@ fn or_queued(
         (AcquireReply::Queued { .. }, Err(error)) if error.kind() == FailureKind::NotApplied => {
             Ok(earlier)
         }
+        (AcquireReply::NoFence { is_held: true }, Err(error)) => Err(error.after_a_part()),
         (_, later) => later,
     }
 }
@@ -99,6 +107,7 @@ impl ScriptedServer {
         // leaves the queue out and polls.
         let form = |request: &AcquireRequest| match self.form(request) {
             RequestForm::Queue if !request.fencing => RequestForm::Script,
+            RequestForm::Transaction => RequestForm::Script,
             form => form,
         };
         let forms = requests.iter().map(form).collect();
@@ -123,12 +132,18 @@ impl ScriptedServer {
         hint: RouteHint,
         request: &AcquireRequest,
     ) -> Result<AcquireOutcome, BackendError> {
-        let reply = self.reply(path(form, request), hint, false, form, request).await?;
+        let reply = if form == RequestForm::Transaction {
+            let requests = slice::from_ref(request);
+            let mut replies = self.run_transactions(path(form, request), requests).await;
+            replies.pop().unwrap_or_else(|| Err(unexpected(&Value::Nil)))?
+        } else {
+            self.reply(path(form, request), hint, false, form, request).await?
+        };
         let Some(again) = self.again(request, form, reply) else {
             return self.outcome(request, form, reply);
         };
         let later = self.reply(Path::Background, hint, true, again, request).await;
-        self.outcome(request, again, or_queued(reply, later)?)
+        self.outcome(request, again, reply_to_both(reply, later)?)
     }
 
     async fn reply(
@@ -142,7 +157,17 @@ impl ScriptedServer {
         let command = |by, out: &mut CommandWriter<'_>| {
             self.command(slice::from_ref(request), form, by, out);
         };
-        self.read(form, &self.run_one(path, hint, is_tracked, &command).await?)
+        let sent = request.fencing.then(|| self.counter_clock.now());
+        let reply = self.read(form, &self.run_one(path, hint, is_tracked, &command).await?);
+        self.note_fence(sent, &reply);
+        reply
+    }
+
+    /// A script that was sent at `sent` has this reply.
+    fn note_fence(&self, sent: Option<Instant>, reply: &Result<AcquireReply, BackendError>) {
+        if let (Some(sent), Ok(AcquireReply::Granted { fence: 1.., .. })) = (sent, reply) {
+            self.counter_clock.moved(sent);
+        }
     }
 
     /// Sends each request in the form at its place.
@@ -158,13 +183,22 @@ impl ScriptedServer {
         } else {
             Path::Background
         };
+        let are_transactions = forms.iter().all(|form| *form == RequestForm::Transaction);
+        if !are_transactions {
+            let transactions = forms.iter_mut().filter(|form| **form == RequestForm::Transaction);
+            transactions.for_each(|form| *form = RequestForm::Script);
+        }
         let is_script = |at: usize| forms[at] == RequestForm::Script;
         let may_share = |a: usize, b: usize| {
             is_script(a) && is_script(b) && may_share(&requests[a], &requests[b])
         };
-        let most = self.max_shared(hint);
-        let calls = shared_calls(requests.len(), |_| most, may_share);
-        let mut replies = self.replies(path, hint, false, &forms, requests, &calls).await;
+        let mut replies = if are_transactions {
+            self.run_transactions(path, requests).await
+        } else {
+            let most = self.max_shared(hint);
+            let calls = shared_calls(requests.len(), |_| most, may_share);
+            self.replies(path, hint, false, &forms, requests, &calls).await
+        };
         let mut again = Vec::new();
         for (at, reply) in replies.iter().enumerate() {
             if let Ok(reply) = reply
@@ -179,7 +213,7 @@ impl ScriptedServer {
             let more = self.replies(Path::Background, hint, true, &forms, requests, &calls).await;
             for (at, later) in iter::zip(again, more) {
                 if let Ok(earlier) = &replies[at] {
-                    replies[at] = or_queued(*earlier, later);
+                    replies[at] = reply_to_both(*earlier, later);
                 }
             }
         }
@@ -204,7 +238,10 @@ impl ScriptedServer {
         let split = |call: Range<usize>, answer, replies: &mut Vec<_>| {
             self.split(forms[call.start], call.len(), &answer, replies);
         };
-        self.run_shared(path, hint, is_tracked, calls, &command, &split).await
+        let sent = Some(self.counter_clock.now());
+        let replies = self.run_shared(path, hint, is_tracked, calls, &command, &split).await;
+        replies.iter().for_each(|reply| self.note_fence(sent, reply));
+        replies
     }
 
     /// The form in which `request` is sent now.
@@ -215,6 +252,7 @@ impl ScriptedServer {
             // The usual case in one plain command. It has to be the first attempt, as the command does not recognise
             // an earlier attempt by the same owner. Its reply has no remaining time.
             ([_], 0) if !request.fencing => RequestForm::Set,
+            ([_], 0) if self.grants_by_transaction(request) => RequestForm::Transaction,
             ([_], 1..) if queues => RequestForm::Queue,
             _ => RequestForm::Script,
         }
@@ -336,9 +374,12 @@ impl ScriptedServer {
         let tracks = self.reports_changes();
         match (form, reply) {
             // A request that does not wait still reports the remaining time.
-            (RequestForm::Set, AcquireReply::Held { .. }) if !request.enqueue => {
+            (RequestForm::Set | RequestForm::Transaction, AcquireReply::Held { .. })
+                if !request.enqueue =>
+            {
                 Some(RequestForm::Script)
             }
+            (_, AcquireReply::NoFence { .. }) => Some(RequestForm::Script),
             (RequestForm::Script, AcquireReply::Held { .. }) if tracks => {
                 (request.attempt > 0).then_some(RequestForm::Script)
             }
@@ -373,9 +414,12 @@ impl ScriptedServer {
                 let contended = self.keeps_wait_queues().then_some(waiting > 0);
                 Ok(AcquireOutcome::Acquired { fence, reserved_fences: reserved, contended })
             }
+            AcquireReply::NoFence { .. } => Err(unexpected(&Value::Nil)),
             AcquireReply::Held { expires_in } => {
                 let wait_mode = match form {
-                    RequestForm::Set => WaitMode::Watch { retry_after: Duration::ZERO },
+                    RequestForm::Set | RequestForm::Transaction => {
+                        WaitMode::Watch { retry_after: Duration::ZERO }
+                    }
                     _ => self.wait_mode(request, expires_in),
                 };
                 Ok(AcquireOutcome::Contended { expires_in, wait_mode })
@@ -414,15 +458,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_stays_queued_if_its_second_claim_was_not_applied() {
+    fn what_the_first_of_two_requests_did_stands_if_the_second_one_was_not_applied() {
         let queued = AcquireReply::Queued { expires_in: None, rank: 0, has_channel: true };
         let held = AcquireReply::Held { expires_in: None };
         let granted = AcquireReply::Granted { fence: 0, fences: 0, waiting: 0 };
         let failed = |kind| Err(BackendError::new(kind, "planned"));
-        assert!(matches!(or_queued(queued, Ok(granted)), Ok(AcquireReply::Granted { .. })));
+        assert!(matches!(reply_to_both(queued, Ok(granted)), Ok(AcquireReply::Granted { .. })));
         let later = failed(FailureKind::NotApplied);
-        assert!(matches!(or_queued(queued, later), Ok(AcquireReply::Queued { rank: 0, .. })));
-        assert!(or_queued(queued, failed(FailureKind::MaybeApplied)).is_err());
-        assert!(or_queued(held, failed(FailureKind::NotApplied)).is_err());
+        assert!(matches!(reply_to_both(queued, later), Ok(AcquireReply::Queued { rank: 0, .. })));
+        assert!(reply_to_both(queued, failed(FailureKind::MaybeApplied)).is_err());
+        let kind = |earlier, later| reply_to_both(earlier, failed(later)).unwrap_err().kind();
+        assert_eq!(kind(held, FailureKind::NotApplied), FailureKind::NotApplied);
+        for later in [FailureKind::NotApplied, FailureKind::Rejected] {
+            assert_eq!(kind(AcquireReply::NoFence { is_held: false }, later), later);
+            let held = AcquireReply::NoFence { is_held: true };
+            assert_eq!(kind(held, later), FailureKind::MaybeApplied);
+        }
     }
 }

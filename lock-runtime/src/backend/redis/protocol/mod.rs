@@ -3,7 +3,9 @@
 pub(crate) mod acquire;
 pub(crate) mod cas_commands;
 pub(crate) mod contended_keys;
+pub(crate) mod counter_clock;
 pub(crate) mod diagnosis;
+pub(crate) mod fence_transaction;
 pub(crate) mod free;
 pub(crate) mod inspect;
 pub(crate) mod list;

@@ -18,6 +18,7 @@ use crate::backend::redis::net::handshake::{PushConfig, QueueChannel};
 use crate::backend::redis::net::progress::OpenDeadline;
 use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::protocol::contended_keys::ContendedKeys;
+use crate::backend::redis::protocol::counter_clock::CounterClock;
 use crate::backend::redis::protocol::script::{self, By, WAIT_QUEUE, WriteCall, WriteNthCall};
 use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::redis::protocol::value::{lease_status, read_holders};
@@ -34,6 +35,7 @@ pub(crate) struct ScriptedServer {
     pub(super) push_handler: Arc<PushHandler>,
     pub(super) keyspace: Keyspace,
     pub(super) contended: Arc<ContendedKeys>,
+    pub(super) counter_clock: CounterClock,
     /// Part of every token of this pool; `None` if the first connection could not receive messages on it.
     channel: Option<Channel>,
     scope: MessageScope,
@@ -46,7 +48,7 @@ pub(super) type SharedReplies<T> = Vec<Result<T, BackendError>>;
 type Split<'a, T> = dyn Fn(Range<usize>, Value, &mut SharedReplies<T>) + Send + Sync + 'a;
 
 /// The server runs one script at a time, and this many locks take it about a fifth of a millisecond.
-const MAX_SHARED: usize = 128;
+pub(super) const MAX_SHARED: usize = 128;
 
 /// How requests reach a server of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -131,7 +133,8 @@ impl ScriptedServer {
             events::backend_warning(&server, &warning);
         }
         let channel = connection.push_support().queue.then_some(channel);
-        Ok(Self { connection, push_handler, keyspace, contended, channel, scope })
+        let counter_clock = CounterClock::new(clock);
+        Ok(Self { connection, push_handler, keyspace, contended, counter_clock, channel, scope })
     }
 
     pub(crate) fn connection(&self) -> &Connection {
