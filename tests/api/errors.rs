@@ -500,7 +500,7 @@ async fn a_failure_of_one_key_is_not_reported_for_another() {
     expected.check(
         "held, while another key is broken",
         &waiter.unwrap_err(),
-        &["held by another owner"],
+        &["held by another call or guard of this process"],
     );
     held.release().await.unwrap();
 }
@@ -529,8 +529,30 @@ async fn a_lock_held_by_another_owner() {
     server.cli(&["DEL", KEY]);
     let held = pool.lock(KEY).acquire().await.unwrap();
     let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
-    expected.check("held by another task", &error, &["held by another owner"]);
+    let says = ["the lock is held by another call or guard of this process", "release it first"];
+    expected.check("held by another task", &error, &says);
     held.release().await.unwrap();
+}
+
+/// A guard is not seen by the detection of nested calls.
+#[tokio::test]
+async fn a_call_that_waits_for_a_guard_of_its_process() {
+    let pool = installed("guards", LockPool::builder("memory://")).await;
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    let error = settle(&pool, 7, Duration::from_millis(300)).await.unwrap_err();
+    let expected = ExpectedError { kind: ErrorKind::Conflict, ..ExpectedError::by("guards") };
+    ExpectedError { template: Some("order:<id>"), ..expected }.check(
+        "a guard of the caller",
+        &error,
+        &[
+            "the lock is held by another call or guard of this process",
+            "; not acquired within 300ms",
+            "; try again later, raise `wait`, or answer the request with a conflict",
+            "; a guard that the caller itself holds counts: release it first",
+        ],
+    );
+    held.release().await.unwrap();
+    settle(&pool, 7, Duration::from_millis(300)).await.unwrap();
 }
 
 #[tokio::test]

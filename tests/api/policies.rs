@@ -173,7 +173,11 @@ mod error {
         assert_eq!(path(&pool).await, 200);
         converted(&pool).await.unwrap();
         let held = pool.lock("e").acquire().await.unwrap();
-        assert!(closure(&pool).await.contains("the lock is held by another owner"));
+        let text = closure(&pool).await;
+        assert!(
+            text.contains("the lock is held by another call or guard of this process"),
+            "{text}"
+        );
         assert_eq!(path(&pool).await, 409);
         assert_eq!(converted(&pool).await.unwrap_err().0, ErrorKind::Conflict);
         held.release().await.unwrap();

@@ -385,9 +385,17 @@ impl<W> KeyQueue<W> {
         now: Instant,
         last_failure: Option<&BackendError>,
     ) -> LockError {
-        match last_failure {
-            None if self.is_being_released() => last_answer::still_releasing(end),
-            _ => self.last_answer.wait_error(end, now, last_failure),
+        match (&self.last_answer, last_failure) {
+            (LastAnswer::Held { .. }, _) if self.permit.is_held() => {
+                last_answer::held_in_process(end)
+            }
+            (LastAnswer::None, None) if self.permit.is_releasing() => {
+                last_answer::still_releasing(end)
+            }
+            (LastAnswer::None, None) if self.permit.is_requesting() => {
+                last_answer::requested_in_process(end)
+            }
+            (last_answer, _) => last_answer.wait_error(end, now, last_failure),
         }
     }
 

@@ -74,6 +74,23 @@ impl LastAnswer {
 
 const ANOTHER: &str = "the lock is held by another owner";
 
+/// The error for a wait that ends while a lease of this process holds the lock.
+#[cold]
+pub(super) fn held_in_process(end: WaitEnd) -> LockError {
+    let error = conflict("the lock is held by another call or guard of this process", end, None);
+    let remedy = format!(
+        "{}; a guard that the caller itself holds counts: release it first",
+        remedy_of(end)
+    );
+    error.remedy(remedy)
+}
+
+/// The error for a wait that ends while this process requests the lock, without any answer of the store.
+#[cold]
+pub(super) fn requested_in_process(end: WaitEnd) -> LockError {
+    conflict("another task of this process is requesting the lock", end, None)
+}
+
 /// The error for a wait that ends while this process releases the lock.
 #[cold]
 pub(super) fn still_releasing(end: WaitEnd) -> LockError {
@@ -90,25 +107,29 @@ fn unanswered(silent_for: Duration) -> LockError {
 #[cold]
 fn conflict(holder: &str, end: WaitEnd, expires_in: Option<Duration>) -> LockError {
     let mut cause = holder.to_owned();
-    let remedy = match end {
-        WaitEnd::Wait(wait) => {
-            if let Wait::For(wait) = wait
-                && !wait.is_zero()
-            {
-                cause += &format!("; not acquired within {wait:?}");
-            }
-            "try again later, raise `wait`, or answer the request with a conflict"
+    match end {
+        WaitEnd::Wait(Wait::For(wait)) if !wait.is_zero() => {
+            cause += &format!("; not acquired within {wait:?}");
         }
+        WaitEnd::Wait(_) => {}
         WaitEnd::Attempts(count) => {
             let s = if count == 1 { "" } else { "s" };
             cause += &format!("; not acquired in {count} attempt{s}");
-            "try again later, raise `retry_count` or `retry_delay`, or answer the request with a conflict"
         }
-    };
+    }
     if let Some(expires_in) = expires_in {
         cause += &format!("; unless renewed it expires in {expires_in:?}");
     }
-    LockError::new(ErrorKind::Conflict, cause).remedy(remedy)
+    LockError::new(ErrorKind::Conflict, cause).remedy(remedy_of(end))
+}
+
+fn remedy_of(end: WaitEnd) -> &'static str {
+    match end {
+        WaitEnd::Wait(_) => "try again later, raise `wait`, or answer the request with a conflict",
+        WaitEnd::Attempts(_) => {
+            "try again later, raise `retry_count` or `retry_delay`, or answer the request with a conflict"
+        }
+    }
 }
 
 #[cfg(test)]

@@ -75,6 +75,15 @@ impl PermitState {
         matches!(self, Self::Free)
     }
 
+    pub(super) fn is_requesting(&self) -> bool {
+        matches!(self, Self::Requesting { .. })
+    }
+
+    /// Whether a lease of this process holds the lock, and no release of it has begun.
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self, Self::Held(_) | Self::Lingering(..))
+    }
+
     pub(super) fn is_releasing(&self) -> bool {
         matches!(self, Self::Releasing { .. })
     }

@@ -514,10 +514,10 @@ fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
     let plan = || queues.begin_release(&KEY, 7, None, Clock::Boot.now(), ExpectedHolders::default);
     for mark in [&|| queues.mark_releasing(&[KEY], 7), &|| drop(plan())] as [&dyn Fn(); 2] {
         queues.set_holder(&[KEY], holder(), Contention::None);
-        expect(ErrorKind::Conflict, "another owner");
+        expect(ErrorKind::Conflict, "another call or guard of this process");
         // Of a lease that has passed its permit on.
         queues.mark_releasing(&[KEY], 6);
-        expect(ErrorKind::Conflict, "another owner");
+        expect(ErrorKind::Conflict, "a guard that the caller itself holds counts");
         mark();
         expect(ErrorKind::Conflict, "this process is still releasing the lock");
         let down = BackendError::new(FailureKind::MaybeApplied, "planned");
@@ -532,7 +532,9 @@ fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
     queues.mark_releasing(&[KEY], 7);
     assert!(matches!(queues.pass(&[KEY])[..], [AfterPass::Queue(_)]));
     queues.clear_failure();
-    expect(ErrorKind::Conflict, "another owner");
+    expect(ErrorKind::Conflict, "another task of this process is requesting the lock");
+    queues.record_answer(&[KEY], &LastAnswer::Held { expires_in: None });
+    expect(ErrorKind::Conflict, "the lock is held by another owner");
 }
 
 /// A request for several keys is registered at each while its lease is held.
