@@ -237,7 +237,11 @@ impl Expansion<'_> {
         });
         let guard = self.args.guard.as_ref().map(|name| {
             let runtime = self.runtime.at(name.span());
-            quote_spanned!(located(name.span())=> let #name: &#runtime::LockGuard = &#name.1;)
+            // A variable of its own, so that an error about its borrow has its name.
+            quote_spanned! {located(name.span())=>
+                let #name = #name.1;
+                let #name: &#runtime::LockGuard = &#name;
+            }
         });
         let captured = self.captured(&statements);
         let mut body = Group::new(Delimiter::Brace, statements);

@@ -209,6 +209,8 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `name` | text | `module::function` | label in events |
 /// | `crate` | path | `::lock_runtime` | path of this crate, if it is renamed |
 ///
+/// A spawned task cannot borrow the guard. Take what it needs before: `let (fence, lost) = (lock.fence(), lock.lost());`.
+///
 /// `"skip"` returns the empty value of `()`, `Option<_>`, `Result<(), E>` or `Result<Option<_>, E>`. The first two cannot carry the
 /// error of a store that is down, so they need `on_error` too.
 ///

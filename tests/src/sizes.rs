@@ -1,6 +1,6 @@
 //! How large an annotated function's future is, beside the same function without the attribute.
 
-use lock_runtime::{LockError, distributed_lock};
+use lock_runtime::{LockError, LockGuard, distributed_lock};
 
 /// Bytes of the two futures of one function.
 #[derive(Clone, Copy, Debug)]
@@ -11,7 +11,7 @@ pub struct Sizes {
     pub plain: usize,
     /// With it.
     pub locked: usize,
-    /// Bytes of the arguments that the attribute keeps once more.
+    /// Bytes of the arguments, and of the guard, that the attribute keeps once more.
     pub kept_again: usize,
 }
 
@@ -32,12 +32,12 @@ pub fn sizes() -> [Sizes; 4] {
             locked: size_of_val(&locked_large(1, bytes)),
             kept_again: 0,
         },
-        // Until the body begins, the arguments are beside the place of the body.
+        // Until the body begins, the arguments and the guard are beside the place of the body.
         Sizes {
             what: "argument of 1 KiB, with a guard",
             plain: size_of_val(&plain_large(1, bytes)),
             locked: size_of_val(&guarded_large(1, bytes)),
-            kept_again: size_of_val(&bytes),
+            kept_again: size_of_val(&bytes) + size_of::<LockGuard>(),
         },
         // The fallback has arguments and a future too.
         Sizes {

@@ -177,7 +177,8 @@ fn a_boxed_future_is_locked_inside() {
                             > {
                                 return __anchor;
                             }
-                            let lock: &::lock_runtime::__private::LockGuard = &lock.1;
+                            let lock = lock.1;
+                            let lock: &::lock_runtime::__private::LockGuard = &lock;
                             {
                                 let __self = self;
                                 Ok(())
