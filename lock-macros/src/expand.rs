@@ -31,14 +31,14 @@
 
 use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
+use syn::Expr;
 use syn::ext::IdentExt;
 use syn::spanned::Spanned;
-use syn::{Attribute, Expr, FnArg};
 
 use crate::args::Args;
 use crate::item::{Function, nameable};
 use crate::on_conflict::OnConflict;
-use crate::params::{Param, Params};
+use crate::params::{OwnedName, Param, Params, cfgs};
 use crate::paths::{Runtime, located};
 use crate::tokens::uses;
 use crate::value::{Count, Pool, Renew, Time, Wait};
@@ -259,10 +259,11 @@ impl Expansion<'_> {
         let used = uses(statements.clone());
         // A closure there borrows what it uses for as long as the body runs.
         let borrowed = uses(self.args.on_error.to_token_stream());
-        for name in self.params.owned() {
+        for OwnedName { name, cfgs } in self.params.owned() {
             let is = |other: &String| name.unraw() == other;
             if used.iter().any(is) && !borrowed.iter().any(is) {
-                captured.extend(quote_spanned!(located(name.span())=> let _ = &#name;));
+                let span = located(name.span());
+                captured.extend(quote_spanned!(span=> #(#cfgs)* let _ = &#name;));
             }
         }
         captured
@@ -282,7 +283,7 @@ impl Expansion<'_> {
                 let inputs = self.function.sig.inputs.iter();
                 let arguments = inputs.zip(self.params.iter()).filter_map(|(input, param)| {
                     let (Param::Receiver(name) | Param::Plain(name)) = param else { return None };
-                    let cfgs = attributes(input).iter().filter(|it| it.path().is_ident("cfg"));
+                    let cfgs = cfgs(input);
                     Some(quote!(#(#cfgs)* #name))
                 });
                 quote_spanned!(span=> #path(#(#arguments),*).await)
@@ -319,13 +320,6 @@ impl Expansion<'_> {
         let span = located(self.function.output_span());
         let runtime = self.runtime.at(span);
         quote_spanned!(span=> #runtime::FromLockError::from_lock_error(__error))
-    }
-}
-
-fn attributes(input: &FnArg) -> &[Attribute] {
-    match input {
-        FnArg::Receiver(receiver) => &receiver.attrs,
-        FnArg::Typed(argument) => &argument.attrs,
     }
 }
 

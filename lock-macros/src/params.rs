@@ -6,8 +6,14 @@ use syn::{Attribute, FnArg, Pat, ReceiverKind, Signature, Type};
 
 pub(crate) struct Params {
     all: Vec<Param>,
-    /// The names of values that may have destructors.
-    owned: Vec<Ident>,
+    owned: Vec<OwnedName>,
+}
+
+/// The name of a value that may have a destructor.
+pub(crate) struct OwnedName {
+    pub(crate) name: Ident,
+    /// The `cfg` attributes of its parameter.
+    pub(crate) cfgs: Vec<Attribute>,
 }
 
 pub(crate) enum Param {
@@ -23,12 +29,19 @@ impl Params {
     pub(crate) fn new(sig: &Signature) -> Self {
         let all = sig.inputs.iter().map(Param::new).collect::<Vec<_>>();
         let owned = sig.inputs.iter().zip(&all).filter(|(argument, _)| may_drop(argument));
-        let owned = owned.flat_map(|(_, param)| param.names()).cloned().collect();
+        let owned = owned.flat_map(|(argument, param)| {
+            let cfgs: Vec<Attribute> = cfgs(argument).cloned().collect();
+            param
+                .names()
+                .iter()
+                .map(move |name| OwnedName { name: name.clone(), cfgs: cfgs.clone() })
+        });
+        let owned = owned.collect();
         Self { all, owned }
     }
 
     /// The names of values that may have destructors.
-    pub(crate) fn owned(&self) -> &[Ident] {
+    pub(crate) fn owned(&self) -> &[OwnedName] {
         &self.owned
     }
 
@@ -88,26 +101,40 @@ impl Param {
     }
 }
 
-/// Whether `argument` is neither a reference nor of a primitive type, and always compiled.
+/// The `cfg` attributes of `argument`.
+pub(crate) fn cfgs(argument: &FnArg) -> impl Iterator<Item = &Attribute> {
+    attributes(argument).iter().filter(|attribute| attribute.path().is_ident("cfg"))
+}
+
+fn attributes(argument: &FnArg) -> &[Attribute] {
+    match argument {
+        FnArg::Receiver(receiver) => &receiver.attrs,
+        FnArg::Typed(argument) => &argument.attrs,
+    }
+}
+
+/// Whether `argument` is neither a reference nor of a primitive type. A `cfg_attr` may be a `cfg` that is not known here, so
+/// such an argument does not count.
 fn may_drop(argument: &FnArg) -> bool {
     const PRIMITIVES: [&str; 17] = [
         "u8", "u16", "u32", "u64", "u128", "usize", "i8", "i16", "i32", "i64", "i128", "isize",
         "f32", "f64", "bool", "char", "str",
     ];
-    let (attributes, ty): (&[Attribute], Option<&Type>) = match argument {
+    let ty: Option<&Type> = match argument {
         FnArg::Receiver(receiver) => match &receiver.kind {
             ReceiverKind::Reference(..) => return false,
-            ReceiverKind::Typed(_, ty) => (&receiver.attrs, Some(ty)),
-            _ => (&receiver.attrs, None),
+            ReceiverKind::Typed(_, ty) => Some(ty),
+            _ => None,
         },
-        FnArg::Typed(argument) => (&argument.attrs, Some(&argument.ty)),
+        FnArg::Typed(argument) => Some(&argument.ty),
     };
     let is_primitive = match ty {
         Some(Type::Reference(_)) => return false,
         Some(Type::Path(path)) => PRIMITIVES.iter().any(|name| path.path.is_ident(name)),
         _ => false,
     };
-    !is_primitive && attributes.is_empty()
+    let is_conditional = |attribute: &Attribute| attribute.path().is_ident("cfg_attr");
+    !is_primitive && !attributes(argument).iter().any(is_conditional)
 }
 
 /// `#[async_trait]` names a destructured parameter `__arg0`.
@@ -165,9 +192,17 @@ mod tests {
     fn values_with_destructors_are_owned() {
         let owned = |sig: &str| {
             let params = Params::new(&syn::parse_str(sig).unwrap());
-            params.owned().iter().map(ToString::to_string).collect::<Vec<_>>()
+            let text = |owned: &OwnedName| match owned.cfgs.len() {
+                0 => owned.name.to_string(),
+                cfgs => format!("{} {cfgs}", owned.name),
+            };
+            params.owned().iter().map(text).collect::<Vec<_>>()
         };
-        assert_eq!(owned("fn f(&self, a: &T, b: u64, c: T, #[cfg(x)] d: T)"), ["c"]);
+        assert_eq!(
+            owned("fn f(&self, a: &T, b: u64, c: T, #[cfg(x)] d: T, #[allow(x)] e: T)"),
+            ["c", "d 1", "e"]
+        );
+        assert_eq!(owned("fn f(#[cfg_attr(x, cfg(y))] a: T, #[cfg(x)] #[cfg(y)] b: T)"), ["b 2"]);
         assert_eq!(owned("fn f(self, State(a): State<A>, (b, _): (B, C))"), ["self", "a", "b"]);
         assert_eq!(owned("fn f(self: &Self)"), [""; 0]);
         assert_eq!(owned("fn f(self: Arc<Self>, a: impl Fn())"), ["self", "a"]);

@@ -133,6 +133,20 @@ async fn uses_a_field_and_a_guard(
     Ok(value.id + id + u64::from(!lock.is_held()))
 }
 
+#[distributed_lock(key = "drop:<id>", pool = pool)]
+async fn uses_a_field_with_attributes(
+    pool: &LockPool,
+    id: u64,
+    #[cfg(test)]
+    #[allow(clippy::needless_pass_by_value)]
+    value: NotesHold,
+    #[cfg(not(test))] absent: NotesHold,
+) -> Result<u64, LockError> {
+    #[cfg(not(test))]
+    drop(absent);
+    Ok(value.id + id)
+}
+
 /// A block that uses one field of a value captures that field only.
 #[test]
 fn an_argument_drops_before_the_release_if_the_body_uses_a_field_of_it() {
@@ -144,6 +158,8 @@ fn an_argument_drops_before_the_release_if_the_body_uses_a_field_of_it() {
         assert_eq!(held.load(Ordering::Relaxed), 1);
         assert_eq!(uses_a_field_and_a_guard(&pool, 1, value(1)).await.unwrap(), 2);
         assert_eq!(held.load(Ordering::Relaxed), 2);
+        assert_eq!(uses_a_field_with_attributes(&pool, 1, value(1)).await.unwrap(), 2);
+        assert_eq!(held.load(Ordering::Relaxed), 3);
     });
 }
 

@@ -267,6 +267,10 @@ fn a_value_is_captured_as_a_whole() {
     ));
     assert!(!is_captured("", "async fn load(tx: &Tx) { tx.len() }"));
     assert!(!is_captured("", "async fn load(tx: Tx) {}"));
+    assert!(is_captured("", "async fn load(#[allow(unused)] tx: Tx) { tx.len() }"));
+    assert!(!is_captured("", "async fn load(#[cfg_attr(x, cfg(y))] tx: Tx) { tx.len() }"));
+    let conditional = "async fn load(#[cfg(x)] tx: Tx) { tx.len() }";
+    assert!(expanded(r#"key = "a""#, conditional).contains("#[cfg(x)]\n            let _ = &tx;"));
     assert!(!is_captured("on_error = |e| tx.error(e)", "async fn load(tx: Tx) { tx.len() }"));
 }
 
