@@ -29,6 +29,24 @@ impl<T: Display + ?Sized> KeyPart for T {
     }
 }
 
+/// The value of `key = <expression>`, and each one of `keys = <expression>`: everything that is `Into<Key>`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a lock key",
+    label = "a key is text: `&str`, `String` or `Key`",
+    note = "name the value in a template, for example `key = \"order:<id>\"`, or build the text with `format!`"
+)]
+pub trait KeyValue {
+    /// The key.
+    fn into_key(self) -> Key;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Into<Key>> KeyValue for T {
+    fn into_key(self) -> Key {
+        self.into()
+    }
+}
+
 /// Renders a key template with one call's arguments: `start`, then each placeholder's value and the text after it.
 ///
 /// The types of the values are erased: an expansion has one call for a whole template. All values exist at once; where
@@ -54,8 +72,8 @@ pub fn template(
 /// # Errors
 /// [`ErrorKind::InvalidKey`] if it is empty, or names a parameter as a placeholder does: only a literal has placeholders, and all
 /// calls would lock one key.
-pub fn constant_key(value: impl Into<Key>, parameters: &[&str]) -> Result<Key, LockError> {
-    let key = value.into().checked()?;
+pub fn constant_key(value: impl KeyValue, parameters: &[&str]) -> Result<Key, LockError> {
+    let key = value.into_key().checked()?;
     let text = key.as_str();
     let mut slots = text.match_indices('<').filter_map(|(at, _)| slot_of(&text[at..], parameters));
     match slots.next() {
