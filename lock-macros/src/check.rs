@@ -20,6 +20,8 @@ const SHORTEST_TTL: Duration = Duration::from_millis(10);
 const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
+/// What the validity of a lease loses to the rounding of stores.
+const ROUNDING: Duration = Duration::from_millis(2);
 
 pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
     signature(function, errors);
@@ -260,6 +262,26 @@ fn fallback(args: &Args, params: &Params, errors: &mut Errors) {
     }
 }
 
+/// Whether every pool refuses this interval, also one whose `drift_factor` is zero: the rule of `Ttl::longest_interval` in the
+/// runtime.
+fn is_renewed_too_late(every: Duration, ttl: Duration, args: &Args) -> bool {
+    if ttl < SHORTEST_TTL {
+        return false;
+    }
+    let margin = match &args.max_hold {
+        None => cancel_margin(ttl),
+        Some(Time::Constant(max_hold)) => cancel_margin(max_hold.value.min(ttl)),
+        Some(Time::Expression(_)) => cancel_margin(Duration::ZERO),
+    };
+    let confirmed = ttl.saturating_sub(ROUNDING + margin);
+    every > confirmed.saturating_mul(2) / 3
+}
+
+/// How long before the end of its validity a body is cancelled.
+fn cancel_margin(hold: Duration) -> Duration {
+    (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
+}
+
 fn times(args: &Args, errors: &mut Errors) {
     let ttl = args.ttl.as_ref().and_then(Time::constant);
     let max_hold = args.max_hold.as_ref().and_then(Time::constant);
@@ -291,6 +313,14 @@ fn times(args: &Args, errors: &mut Errors) {
         } else if let Some(ttl) = ttl.filter(|ttl| every.value > ttl.value / 2) {
             let message = format!(
                 "`renew` is more than half of the `ttl`, {:?}: it leaves no time for a second try if the first one fails\nhelp: `renew = true` renews after a third of it",
+                ttl.value
+            );
+            errors.push(every.span, message);
+        } else if let Some(ttl) =
+            ttl.filter(|ttl| is_renewed_too_late(every.value, ttl.value, args))
+        {
+            let message = format!(
+                "`renew` leaves no time to confirm a renewal before a body is cancelled, with a `ttl` of {:?}\nhelp: `renew = true` renews after a third of it",
                 ttl.value
             );
             errors.push(every.span, message);
@@ -463,5 +493,34 @@ pub(crate) fn text(keys: &Keys) -> String {
     match keys {
         Keys::Computed(expression) => expression.to_token_stream().to_string(),
         _ => keys.sources().iter().map(written).collect::<Vec<_>>().join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// Of a ttl of some milliseconds, rounding and the margin of the cancellation are a large share.
+    #[test]
+    fn an_interval_that_every_pool_refuses_is_an_error() {
+        let is_refused = |args: &str| {
+            let args = format!("key = \"a\", {args}").parse().unwrap();
+            let item = "async fn load(limit: Duration) {}".parse().unwrap();
+            let output = crate::attribute(args, &item).to_string();
+            output.contains("leaves no time to confirm a renewal")
+        };
+        for (args, expected) in [
+            (r#"ttl = "10ms", renew = "5ms""#, true),
+            (r#"ttl = "10ms", renew = "4ms""#, false),
+            (r#"ttl = "12ms", renew = "6ms""#, true),
+            (r#"ttl = "12ms", renew = "5ms""#, false),
+            (r#"ttl = "12ms", renew = "6ms", max_hold = "10ms""#, false),
+            (r#"ttl = "12ms", renew = "6ms", max_hold = "1s""#, true),
+            (r#"ttl = "12ms", renew = "6ms", max_hold = limit"#, false),
+            (r#"ttl = "20ms", renew = "10ms""#, false),
+            (r#"ttl = "30s", renew = "15s""#, false),
+            (r#"renew = "5ms""#, false),
+            (r#"ttl = limit, renew = "5ms""#, false),
+        ] {
+            assert_eq!(is_refused(args), expected, "{args}");
+        }
     }
 }
