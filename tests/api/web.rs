@@ -70,6 +70,11 @@ async fn refund(Path(id): Path<u64>) -> Result<String, Response> {
     Ok(settle(Path(id)).await?)
 }
 
+#[distributed_lock(key = "order:<id>", wait = "0s")]
+async fn ship(Path(id): Path<u64>) -> Result<String, StatusCode> {
+    Ok(format!("shipped {id}"))
+}
+
 #[tokio::test]
 async fn an_error_of_a_handler_is_a_problem_without_details() {
     let pool = memory().await;
@@ -78,7 +83,8 @@ async fn an_error_of_a_handler_is_a_problem_without_details() {
             .route("/settle/{id}", get(settle))
             .route("/report/{id}", get(report))
             .route("/cancel/{id}", get(cancel))
-            .route("/refund/{id}", get(refund));
+            .route("/refund/{id}", get(refund))
+            .route("/ship/{id}", get(ship));
         let held = pool.lock("order:42").acquire().await.unwrap();
         for path in ["/settle/42", "/report/42", "/cancel/42", "/refund/42"] {
             let (status, headers, body) = sent(&routes, path).await;
@@ -91,9 +97,14 @@ async fn an_error_of_a_handler_is_a_problem_without_details() {
                 assert!(!body.contains(detail), "{detail}: {body}");
             }
         }
+        // A status has neither document nor headers.
+        let (status, headers, body) = sent(&routes, "/ship/42").await;
+        assert_eq!((status, &*body), (StatusCode::CONFLICT, ""));
+        assert!(!headers.contains_key("retry-after"));
         held.release().await.unwrap();
         assert_eq!(sent(&routes, "/settle/42").await.2, "settled 42");
         assert_eq!(sent(&routes, "/report/42").await.2, "42");
+        assert_eq!(sent(&routes, "/ship/42").await.2, "shipped 42");
     })
     .await;
 }

@@ -58,11 +58,7 @@ pub(crate) async fn connect(
 ) -> Result<Arc<dyn DynBackend>, LockError> {
     // Without a scheme, the text before the first `://` may contain a password.
     let parts = url.split_once("://").filter(|(scheme, _)| !scheme.contains([':', '@', '/']));
-    let Some((written, rest)) = parts else {
-        return Err(LockError::new(ErrorKind::Config, "the store's URL has no scheme").remedy(
-            "write for example `redis://127.0.0.1:6379`, or `memory://` for locks of one process",
-        ));
-    };
+    let Some((written, rest)) = parts else { return Err(without_scheme(url)) };
     // As in any URL, the case of its scheme does not matter.
     let scheme = &*written.to_ascii_lowercase();
     #[cfg(feature = "_remote")]
@@ -106,6 +102,28 @@ pub(crate) async fn connect(
         "zookeeper" | "zookeepers" => super::zookeeper::open(url, config).await,
         _ => Err(unknown(scheme)),
     }
+}
+
+/// The error for a URL without `://` after its scheme. Any other text in it may be a password, so only the name of a known
+/// scheme is shown.
+#[cold]
+fn without_scheme(url: &str) -> LockError {
+    let word = url.split(':').next().unwrap_or_default().trim();
+    let Some(scheme) = SCHEMES.into_iter().find(|known| known.eq_ignore_ascii_case(word)) else {
+        return LockError::new(ErrorKind::Config, "the store's URL has no scheme").remedy(
+            "write for example `redis://127.0.0.1:6379`, or `memory://` for locks of one process",
+        );
+    };
+    let server = match scheme {
+        "memory" => "",
+        "redis" | "rediss" | "valkey" => "host:6379",
+        "redis+sentinel" | "rediss+sentinel" => "host:26379/service",
+        "redis+unix" => "/path",
+        "postgres" | "postgresql" | "mysql" | "mariadb" => "host/database",
+        _ => "host1,host2,host3",
+    };
+    LockError::new(ErrorKind::Config, format!("the URL has no `://` after `{scheme}`"))
+        .remedy(format!("write `{scheme}://{server}`"))
 }
 
 fn parameter_names(query: &str) -> impl Iterator<Item = &str> {
@@ -153,26 +171,27 @@ fn paused_clock() -> LockError {
     )
 }
 
+const SCHEMES: [&str; 16] = [
+    "redis",
+    "rediss",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "redis+cluster",
+    "rediss+cluster",
+    "redis+unix",
+    "redlock",
+    "valkey",
+    "memory",
+    "mysql",
+    "mariadb",
+    "postgres",
+    "postgresql",
+    "etcd",
+    "zookeeper",
+];
+
 /// The scheme that `scheme` is a misspelling of.
 fn meant_scheme(scheme: &str) -> Option<&'static str> {
-    const SCHEMES: [&str; 16] = [
-        "redis",
-        "rediss",
-        "redis+sentinel",
-        "rediss+sentinel",
-        "redis+cluster",
-        "rediss+cluster",
-        "redis+unix",
-        "redlock",
-        "valkey",
-        "memory",
-        "mysql",
-        "mariadb",
-        "postgres",
-        "postgresql",
-        "etcd",
-        "zookeeper",
-    ];
     // In other libraries and tools.
     const OTHERS: [(&str, &str); 14] = [
         ("mem", "memory"),
@@ -264,6 +283,26 @@ mod tests {
             ["redis", "valkeys+cluster", "etcds", "mysql", "http", "ftp", "consul", "unix", "mssql"]
         {
             assert_eq!(meant_scheme(scheme), None, "{scheme}");
+        }
+    }
+
+    #[test]
+    fn a_scheme_without_its_slashes_is_named() {
+        for (url, words) in [
+            ("memory:/", "the URL has no `://` after `memory`; write `memory://`"),
+            ("memory", "the URL has no `://` after `memory`; write `memory://`"),
+            ("redis:/h", "the URL has no `://` after `redis`; write `redis://host:6379`"),
+            ("REDIS:h", "the URL has no `://` after `redis`; write `redis://host:6379`"),
+            (" redis:secret@h", "the URL has no `://` after `redis`; write `redis://host:6379`"),
+            ("etcd:secret", "write `etcd://host1,host2,host3`"),
+            ("localhost:6379", "the store's URL has no scheme; write for example"),
+            ("secret", "the store's URL has no scheme; write for example"),
+            ("", "the store's URL has no scheme; write for example"),
+        ] {
+            let error = without_scheme(url);
+            assert_eq!(error.kind(), ErrorKind::Config);
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(words) && !text.contains("secret"), "{url}: {text}");
         }
     }
 

@@ -252,6 +252,14 @@ impl<B: From<String>> FromLockError for Response<B> {
     }
 }
 
+/// For handlers that return `Result<_, StatusCode>`. It is the status of the [`Problem`], without the document and
+/// `Retry-After`; `Result<_, Response>` has them.
+impl From<LockError> for StatusCode {
+    fn from(error: LockError) -> Self {
+        status_of(&problem(&error))
+    }
+}
+
 fn refused<R: Body>(error: &LockError) -> Response<LockedBody<R>>
 where
     R::Data: From<String>,
@@ -261,12 +269,15 @@ where
 
 fn of_problem<B: From<String>>(problem: &Problem) -> Response<B> {
     let mut response = Response::new(problem.to_json().into());
-    *response.status_mut() =
-        StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.status_mut() = status_of(problem);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(Problem::MEDIA_TYPE));
     if let Some(seconds) = problem.retry_after_seconds() {
         headers.insert(RETRY_AFTER, seconds.into());
     }
     response
+}
+
+fn status_of(problem: &Problem) -> StatusCode {
+    StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }

@@ -58,6 +58,11 @@ async fn report(Path(id): Path<u64>) -> Response {
     id.to_string().into_response()
 }
 
+#[distributed_lock(key = "ship:<id>")]
+async fn ship(Path(id): Path<u64>) -> Result<String, StatusCode> {
+    Ok(id.to_string())
+}
+
 #[distributed_lock(key = "bare:<id>", on_error = |_| (StatusCode::CONFLICT, String::new()))]
 async fn bare(Path(id): Path<u64>) -> impl IntoResponse {
     (StatusCode::OK, id.to_string())
@@ -68,6 +73,7 @@ fn routes() -> Router<App> {
         .route("/orders/{id}", post(settle))
         .route("/pay", post(pay))
         .route("/report/{id}", get(report))
+        .route("/ship/{id}", post(ship))
         .route("/bare/{id}", get(bare))
 }
 
