@@ -652,7 +652,7 @@ async fn calls_that_cannot_work() {
             "max_hold behind the ttl",
             ErrorKind::Config,
             pool.lock(KEY).ttl(ms(50)).renew(false).max_hold(ms(60)),
-            "`renew = false`",
+            "have the lease renewed",
         ),
         ("renewed too often", ErrorKind::Config, pool.lock(KEY).renew(ms(1)), "at least 2 ms"),
         (
@@ -665,7 +665,7 @@ async fn calls_that_cannot_work() {
             "retry_delay without end",
             ErrorKind::Config,
             pool.lock(KEY).retry_delay(Duration::MAX),
-            "50ms",
+            "50 ms",
         ),
     ] {
         let error = request.acquire().await.unwrap_err();
@@ -730,8 +730,8 @@ fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str;
         ),
         ("ttl 0", pool().ttl(nothing), ["ttl", "10 ms"]),
         ("ttl without end", pool().ttl(long), ["ttl", "7 days"]),
-        ("retry_delay 0", pool().retry_delay(nothing), ["retry_delay", "50ms"]),
-        ("retry_delay without end", pool().retry_delay(long), ["retry_delay", "50ms"]),
+        ("retry_delay 0", pool().retry_delay(nothing), ["retry_delay", "50 ms"]),
+        ("retry_delay without end", pool().retry_delay(long), ["retry_delay", "50 ms"]),
         (
             "a slice above the ttl",
             pool().local_handoff_limit(long),

@@ -756,6 +756,47 @@ mod shapes {
     }
 }
 
+/// A builder and a request have no arguments of an attribute.
+#[tokio::test]
+async fn the_errors_of_a_builder_and_a_request_have_no_syntax_of_the_attribute() {
+    let (nothing, long) = (Duration::ZERO, Duration::MAX);
+    let builder = || LockPool::builder("memory://");
+    let mut texts = Vec::new();
+    for builder in [
+        builder().ttl(nothing),
+        builder().ttl(long),
+        builder().drift_factor(1.0),
+        builder().retry_delay(nothing),
+        builder().linger(long),
+        builder().first_renewal(nothing),
+        builder().local_handoff_limit(long),
+    ] {
+        texts.push(builder.connect().await.unwrap_err().to_string());
+    }
+    let pool = memory().await;
+    let request = || pool.lock("k");
+    for request in [
+        request().ttl(nothing),
+        request().renew(nothing),
+        request().renew(long),
+        request().retry_delay(nothing),
+        request().min_hold(long),
+        request().max_hold(nothing),
+        request().ttl(ms(50)).renew(false).max_hold(ms(60)),
+        request().lock_delay(long),
+        request().linger(long),
+        request().linger(ms(50)).renew(false),
+        request().reentrant(true).lock_delay(ms(50)),
+    ] {
+        let error = request.acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        texts.push(error.to_string());
+    }
+    for text in texts {
+        assert!(!text.contains("= \""), "{text}");
+    }
+}
+
 /// By a constant, and by the arguments that a guard or a fallback keeps.
 #[test]
 fn the_wrapped_future_is_little_larger() {

@@ -80,7 +80,7 @@ impl Policy {
                 format!(
                     "a retry_delay of {delay:?} is not between zero, which would retry without a pause, and 7 days"
                 ),
-                "write for example `retry_delay = \"50ms\"`, or leave it out",
+                "choose for example 50 ms, or leave it out",
             )),
             _ => Ok(()),
         }
@@ -121,7 +121,7 @@ impl Policy {
         if min_hold > Ttl::MAX {
             return Err(refused(
                 format!("a min_hold of {min_hold:?} is longer than 7 days"),
-                "`min_hold` is the minimum time for which the lock stays taken; write for example `min_hold = \"1m\"`",
+                "`min_hold` is the minimum time for which the lock stays taken; choose for example one minute",
             ));
         }
         let Some(max_hold) = self.max_hold else { return Ok(()) };
@@ -139,7 +139,7 @@ impl Policy {
                     "without renewal the hold ends with its ttl of {:?}, before a max_hold of {max_hold:?}",
                     self.ttl.get()
                 ),
-                "leave `max_hold` out, or `renew = false`",
+                "leave `max_hold` out, or have the lease renewed",
             ));
         }
         Ok(())
@@ -168,7 +168,7 @@ impl Policy {
         if linger > LONGEST_LINGER {
             return Err(refused(
                 format!("a linger of {linger:?} is longer than a minute"),
-                "it is how long the process keeps a lock that it does not use; write for example `linger = \"50ms\"`",
+                "it is how long the process keeps a lock that it does not use; choose for example 50 ms",
             ));
         }
         match excluding {

@@ -43,7 +43,7 @@ impl Ttl {
         if !(Self::MIN..=Self::MAX).contains(&length) {
             return Err(refused(
                 format!("a ttl of {length:?} is not between 10 ms and 7 days"),
-                "the ttl is how long a crashed holder blocks other owners; write for example `ttl = \"30s\"`",
+                "the ttl is how long a crashed holder blocks other owners; choose for example 30 s",
             ));
         }
         if !(0.0..=Self::MAX_DRIFT).contains(&drift_factor) {
@@ -66,7 +66,7 @@ impl Ttl {
         if delay > Self::MAX_DELAY {
             return Err(refused(
                 format!("a lock_delay of {delay:?} is longer than a minute"),
-                "it is how long the late writes of a lost holder may take; write for example `lock_delay = \"2s\"`",
+                "it is how long the late writes of a lost holder may take; choose for example 2 s",
             ));
         }
         Ok(Self { delay: Nanos::of(delay), ..self })
