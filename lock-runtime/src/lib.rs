@@ -178,8 +178,8 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// ```
 ///
 /// Works on free functions, methods with any receiver, trait implementations (native and `#[async_trait]`), generic
-/// functions, and `fn` that return an `async move` block or a `Box::pin` of one. It goes above `#[tokio::main]` and `#[tokio::test]`, and beside
-/// `#[tracing::instrument]` in either order.
+/// functions, and `fn` that return an `async move` block or a `Box::pin` of one. With `pool = expression` it goes above `#[tokio::main]` and
+/// `#[tokio::test]`; otherwise lock a function that they call. It goes beside `#[tracing::instrument]` in either order.
 ///
 /// The call keeps the output while the lock is released. Its future is `Send` if the output is too: write
 /// `Box<dyn Error + Send + Sync>`, not `Box<dyn Error>`, in a function for `tokio::spawn`.
@@ -198,7 +198,7 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `lock_delay` | duration | `"0s"` | a lost lease keeps the key locked for this much longer than its ttl; a release frees it immediately |
 /// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long after the body, for its next call; released immediately when another process waits, if the store can tell (not `redlock://`) |
 /// | `on_conflict` | `"error"` `"skip"`, or an async function with the same arguments | `"error"` | what the call returns if the lock is held by another owner for the whole of `wait` |
-/// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` | a lost lease drops the body at its next await, or is only visible through the guard |
+/// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` | a lost lease drops the body at its next await; with `"notify"` the body goes on to its end, and the guard, if there is one, and the event `lost` tell |
 /// | `release` | `"await"` `"background"` | `"await"` | whether the result waits until the store has freed the lock |
 /// | `on_error` | path or closure `Fn(`[`LockError`]`) -> R`, or a block that ends in one | [`FromLockError`] | builds the return value where its type cannot carry a [`LockError`] |
 /// | `pool` | `"name"`, or an expression that is a [`LockPool`] | `"default"` | which pool |

@@ -89,6 +89,11 @@ async fn parentheses(id: u64) -> Result<u64, LockError> {
     Ok(id)
 }
 
+#[distributed_lock(key = "order:<id>", on_lost = "notify")]
+async fn notifies_by_the_event_alone(id: u64) -> Result<u64, LockError> {
+    Ok(id)
+}
+
 #[distributed_lock(key = "partition:<id>", ttl = "5s", linger = "50ms")]
 async fn lingers(id: u64) -> Result<u64, LockError> {
     Ok(id)
