@@ -77,9 +77,9 @@ const LINGER_FENCES: u32 = 127;
 
 /// A request to acquire a set of keys, all or none.
 ///
-/// All attempts of one acquire carry the same values, except for [`attempt`](Self::attempt) and
-/// [`extra_fences`](Self::extra_fences). An acquire of several keys may also request each key on its own, see
-/// [`Capabilities::wait_queue`].
+/// All attempts of an owner have the same keys, or one of them, see [`Capabilities::wait_queue`]. [`ttl`](Self::ttl),
+/// [`min_hold`](Self::min_hold), [`fencing`](Self::fencing) and [`enqueue`](Self::enqueue) may differ: another waiter of the
+/// process may continue. [`attempt`](Self::attempt) counts up, and [`extra_fences`](Self::extra_fences) may differ, too.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AcquireRequest {

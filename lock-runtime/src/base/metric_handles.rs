@@ -38,6 +38,38 @@ const OUTCOMES: [Outcome; 12] = [
     Outcome::Failed(ErrorKind::Lost),
 ];
 
+/// The position of an outcome in [`OUTCOMES`], if an attempt can have it. All outcomes are here, so that a new one has to be
+/// decided on.
+const fn position(outcome: Outcome) -> Option<usize> {
+    let position = match outcome {
+        Outcome::Acquired => 0,
+        Outcome::Passed => 1,
+        Outcome::Cancelled => 2,
+        Outcome::Unclaimed => 3,
+        Outcome::Failed(ErrorKind::Conflict) => 4,
+        Outcome::Failed(ErrorKind::Backend) => 5,
+        Outcome::Failed(ErrorKind::QueueFull) => 6,
+        Outcome::Failed(ErrorKind::PoolClosed) => 7,
+        Outcome::Failed(ErrorKind::WouldDeadlock) => 8,
+        Outcome::Failed(ErrorKind::InvalidKey) => 9,
+        Outcome::Failed(ErrorKind::Config) => 10,
+        Outcome::Failed(ErrorKind::Lost) => 11,
+        Outcome::Released
+        | Outcome::Unconfirmed
+        | Outcome::Panicked
+        | Outcome::Failed(ErrorKind::PoolNotFound | ErrorKind::Released) => return None,
+    };
+    Some(position)
+}
+
+const _: () = {
+    let mut at = 0;
+    while at < OUTCOMES.len() {
+        assert!(matches!(position(OUTCOMES[at]), Some(found) if found == at));
+        at += 1;
+    }
+};
+
 fn label(pool: Option<&Arc<str>>) -> SharedString {
     pool.map_or(SharedString::const_str("unnamed"), |pool| pool.clone().into())
 }
@@ -92,7 +124,7 @@ impl LockHandles {
             Measurement::WaitBegan => self.waiting.increment(1.0),
             Measurement::WaitEnded(outcome) => {
                 self.waiting.decrement(1.0);
-                if let Some(at) = OUTCOMES.iter().position(|one| *one == outcome) {
+                if let Some(at) = position(outcome) {
                     self.attempts[at].increment(1);
                 }
             }
@@ -222,8 +254,16 @@ fn number(template: &str) -> usize {
 
 fn describe_locks() {
     describe_counter!("lock.attempts", Unit::Count, "Calls for a lock, by their outcome");
-    describe_histogram!("lock.wait.duration", Unit::Seconds, "From the call to the grant");
-    describe_histogram!("lock.hold.duration", Unit::Seconds, "From the grant to its end");
+    describe_histogram!(
+        "lock.wait.duration",
+        Unit::Seconds,
+        "From the call to the start of the hold"
+    );
+    describe_histogram!(
+        "lock.hold.duration",
+        Unit::Seconds,
+        "From the start of the hold to its end"
+    );
     describe_gauge!("lock.waiting", Unit::Count, "Calls that wait for a lock or an answer");
     describe_gauge!("lock.held", Unit::Count, "Leases that are held now");
     describe_counter!("lock.handoffs", Unit::Count, "Locks given to a task of the process");

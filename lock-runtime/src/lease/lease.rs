@@ -316,13 +316,13 @@ impl Lease {
         self.valid_until().since(self.clock.now())
     }
 
-    /// From the grant to the end of the hold, or to now.
+    /// From the start of the hold to its end, or to now.
     pub(crate) fn held_for(&self) -> Duration {
         let ended_at = self.state.lock().ended_at;
         ended_at.unwrap_or_else(|| self.clock.now()).since(self.granted_at)
     }
 
-    /// From the call to the grant.
+    /// From the call to the start of the hold.
     pub(crate) fn waited(&self) -> Duration {
         self.granted_at.since(self.requested_at)
     }

@@ -1,7 +1,8 @@
 //! The phases of a lease.
 
-/// The phase of a lease. Each request to the store is sent in the phase that names it, and one transition leads into
-/// that phase. So a lease that is being released is never renewed.
+/// The phase of a lease. A renewal is sent in a phase that names it, and a lease that is being released is never renewed. One
+/// call of `begin_release` returns true, and its caller sends the release. A renewal in flight delays it by one request
+/// timeout at most.
 ///
 /// | | renewal due | renewal ended | loss | release by the holder | hand-off, linger |
 /// |---|---|---|---|---|---|

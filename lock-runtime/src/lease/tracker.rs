@@ -16,7 +16,7 @@ pub(crate) enum PoolPhase {
     Open,
     /// No new acquires. Holders may finish.
     Draining,
-    /// All leases are released or given up.
+    /// All leases are released or given up. Those of bodies that block their threads may still be there.
     Closed,
     /// The store is closed too, and the events are delivered.
     Ended,
@@ -165,7 +165,8 @@ impl LeaseTracker {
         self.reached(PoolPhase::Draining).await;
     }
 
-    /// Resolves when the pool has no more leases, and accepts none.
+    /// Resolves when the pool accepts no more leases, and all are released or given up. Leases of bodies that block their
+    /// threads may still be there.
     pub(crate) async fn closed(&self) {
         self.reached(PoolPhase::Closed).await;
     }

@@ -12,7 +12,8 @@ pub(crate) trait PermitHandler: Send + Sync {
 }
 
 /// The exclusive right, in this process, to send requests for keys, usually one, and to hold and release them. It is used
-/// on behalf of all waiters in their queues. There is at most one permit per key.
+/// on behalf of all waiters in their queues. There is at most one permit per key. A request for several keys that waits at
+/// the store needs none.
 ///
 /// Dropping it passes each key to its next waiter, all keys in one step. So a queue cannot stall if the owner of its
 /// permit fails.

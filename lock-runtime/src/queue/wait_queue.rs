@@ -1,8 +1,8 @@
 //! FIFO wait queues, one per key, for the tasks of this process.
 //!
-//! The owner of a key's [`KeyPermit`](crate::queue::permit::KeyPermit) sends requests to the store, holds the lock and
-//! releases it. All other tasks wait in the queue. This module does no I/O. Requests for several keys wait as described in
-//! [`permits_wait`](crate::queue::permits_wait).
+//! The owner of a key's [`KeyPermit`](crate::queue::permit::KeyPermit) sends the requests for this one key to the store, holds
+//! the lock and releases it. All other tasks wait in the queue. This module does no I/O. Requests for several keys wait as
+//! described in [`permits_wait`](crate::queue::permits_wait). One that waits at the store sends its own requests.
 //!
 //! Invariants, whenever the queues are unlocked: at most one permit per key is out. A waiter is in a queue whose permit
 //! is out, or reserved for an earlier rank. A free permit that is not reserved has no waiters. A waiter leaves its queue
