@@ -11,7 +11,7 @@ pub use crate::api::guard::LockGuard;
 pub use crate::api::locked_future::Locked;
 pub use crate::api::pool::LockPool;
 pub use crate::attribute::call::{Call, enter};
-pub use crate::attribute::key_template::{KeyPart, KeyValue, KeyWriter, constant_key, template};
+pub use crate::attribute::key_template::{IntoKey, KeyPart, KeyWriter, constant_key, template};
 pub use crate::attribute::return_type::{FromLockError, Skipped};
 pub use crate::base::call_site::{Location, RegisteredSite, Site};
 pub use crate::base::error::LockError;
@@ -30,7 +30,7 @@ pub fn literal(text: &'static str) -> Result<Key, LockError> {
 ///
 /// # Errors
 /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if it is empty.
-pub fn key(value: impl KeyValue) -> Result<Key, LockError> {
+pub fn key(value: impl IntoKey) -> Result<Key, LockError> {
     value.into_key().checked()
 }
 
@@ -38,7 +38,7 @@ pub fn key(value: impl KeyValue) -> Result<Key, LockError> {
 pub fn keys<I>(values: I) -> Vec<Result<Key, LockError>>
 where
     I: IntoIterator,
-    I::Item: KeyValue,
+    I::Item: IntoKey,
 {
     values.into_iter().map(key).collect()
 }

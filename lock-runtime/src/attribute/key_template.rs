@@ -35,13 +35,13 @@ impl<T: Display + ?Sized> KeyPart for T {
     label = "a key is text: `&str`, `String` or `Key`",
     note = "name the value in a template, for example `key = \"order:<id>\"`, or build the text with `format!`"
 )]
-pub trait KeyValue {
+pub trait IntoKey {
     /// The key.
     fn into_key(self) -> Key;
 }
 
 #[diagnostic::do_not_recommend]
-impl<T: Into<Key>> KeyValue for T {
+impl<T: Into<Key>> IntoKey for T {
     fn into_key(self) -> Key {
         self.into()
     }
@@ -72,7 +72,7 @@ pub fn template(
 /// # Errors
 /// [`ErrorKind::InvalidKey`] if it is empty, or names a parameter as a placeholder does: only a literal has placeholders, and all
 /// calls would lock one key.
-pub fn constant_key(value: impl KeyValue, parameters: &[&str]) -> Result<Key, LockError> {
+pub fn constant_key(value: impl IntoKey, parameters: &[&str]) -> Result<Key, LockError> {
     let key = value.into_key().checked()?;
     let text = key.as_str();
     let mut slots = text.match_indices('<').filter_map(|(at, _)| slot_of(&text[at..], parameters));
