@@ -167,6 +167,11 @@ impl FaultProxy {
         has(text) || has(&digits)
     }
 
+    /// Whether clients have sent something since the last [`hold`](Self::hold) of commands, while they were held.
+    pub fn has_held_any(&self) -> bool {
+        !self.wire.held.lock().unwrap().is_empty()
+    }
+
     /// From now on what flows this way arrives so much later, in order. Zero ends it.
     pub fn delay(&self, direction: Direction, by: Duration) {
         match direction {

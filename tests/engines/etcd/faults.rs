@@ -89,7 +89,7 @@ async fn a_pool_with_many_leases_reconnects_over_a_slow_link() {
         let ttl = Duration::from_secs(seconds);
         guards.push(pool.lock(format!("order:{seconds}")).ttl(ttl).acquire().await.unwrap());
     }
-    members.iter().for_each(|member| member.delay(Direction::ToClient, ms(250)));
+    members.iter().for_each(|member| member.delay(Direction::ToClient, ms(550)));
     members.iter().for_each(FaultProxy::cut);
     for guard in &guards {
         eventually_async(DEADLINE, "the lock is held", async || guard.verify().await.is_ok()).await;

@@ -230,6 +230,30 @@ async fn a_grant_by_a_new_key_ends_at_its_ttl() {
     assert!(took < ms(8_000), "{took:?}");
 }
 
+/// The connection is being opened again when the pool is dropped.
+#[tokio::test]
+async fn a_pool_that_is_dropped_without_a_connection_leaves_nothing() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    // The lease is longer than this waits, and the end has as much time as a request.
+    let pool = LockPool::builder(url_at(proxy.port(), &root)).ttl(ms(57_000));
+    let pool = pool.request_timeout(ms(20_000)).connect().await.unwrap();
+    cycle(&pool, "order:1").await;
+    assert!(!server.keys(&root).is_empty(), "the lease has a key");
+    let tries = async || {
+        let before = proxy.connections();
+        let has_tried = async || proxy.connections() >= before + 2;
+        eventually_async(DEADLINE, "it connects again", has_tried).await;
+    };
+    proxy.refuse(true);
+    proxy.cut();
+    tries().await;
+    drop(pool);
+    tries().await;
+    proxy.refuse(false);
+    eventually_async(DEADLINE, "the lease has ended", async || server.keys(&root).is_empty()).await;
+}
+
 /// Dropped without a shutdown.
 #[tokio::test]
 async fn a_dropped_pool_leaves_nothing() {

@@ -127,6 +127,42 @@ async fn a_dropped_pool_leaves_no_session() {
     eventually_async(DEADLINE, "the sessions end", async || server.sessions() == 0).await;
 }
 
+/// The connection is being opened again when the pool is dropped, or ends before the answer.
+#[tokio::test]
+async fn a_pool_that_is_dropped_without_a_connection_leaves_no_session() {
+    let server = ZooKeeperServer::start();
+    for is_cut in [true, false] {
+        let proxy = FaultProxy::to_port(server.port());
+        // The session is longer than this waits, and the end has as much time as a request.
+        let pool = LockPool::builder(url_at(proxy.port(), "/dropped")).ttl(ms(57_000));
+        let pool = pool.request_timeout(ms(20_000)).connect().await.unwrap();
+        cycle(&pool, "order:1").await;
+        assert_eq!(server.sessions(), 1);
+        if is_cut {
+            proxy.refuse(true);
+            proxy.cut();
+            until_it_connects(&proxy).await;
+            drop(pool);
+            until_it_connects(&proxy).await;
+            proxy.refuse(false);
+        } else {
+            proxy.hold(Direction::ToServer);
+            drop(pool);
+            eventually_async(DEADLINE, "the end is sent", async || proxy.has_held_any()).await;
+            proxy.cut();
+            proxy.release_held();
+        }
+        eventually_async(DEADLINE, "the session ends", async || server.sessions() == 0).await;
+    }
+}
+
+/// Waits for two further attempts.
+async fn until_it_connects(proxy: &FaultProxy) {
+    let before = proxy.connections();
+    let has_tried = async || proxy.connections() >= before + 2;
+    eventually_async(DEADLINE, "it connects again", has_tried).await;
+}
+
 /// The session of a ttl ends with the process, so it must be long enough for the time that the keys stay locked.
 #[tokio::test]
 async fn a_min_hold_is_kept_when_the_pool_is_closed() {

@@ -379,23 +379,23 @@ impl Leases {
             let (leases, member) = (self.clone(), member.clone());
             giving.spawn(async move {
                 if !lease.is_current() {
-                    return leases.take_away(&member, &[lease]).await;
+                    return leases.take_away(&member, &[lease]).await.map(|()| true);
                 }
                 match leases.give_to(&member, &lease).await {
                     // Its locks are kept.
                     Err(error) if is_denied(&error) => {
                         lease.close();
-                        leases.take_away(&member, &[lease]).await
+                        leases.take_away(&member, &[lease]).await.map(|()| true)
                     }
-                    given if lease.is_current() => given,
-                    _ => Ok(()),
+                    given if lease.is_current() => given.map(|()| true),
+                    _ => Ok(false),
                 }
             });
         }
-        let mut has_no_space = false;
+        let (mut has_no_space, mut is_confirmed) = (false, false);
         while let Some(given) = giving.join_next().await {
             match given.unwrap_or_else(|_| Err(unanswered())) {
-                Ok(()) => {}
+                Ok(by_a_majority) => is_confirmed |= by_a_majority,
                 Err(error) if is_without_space(&error) => has_no_space = true,
                 Err(error) => return Err(error),
             }
@@ -404,7 +404,7 @@ impl Leases {
             // Signs of life are taken, so held locks are kept.
             return self.take_away(member, &self.all_before_their_end()).await;
         }
-        self.read_own(member).await
+        if is_confirmed { Ok(()) } else { self.read_own(member).await }
     }
 
     /// Lets no connection put keys under an existing lease until that lease is [repaired](Self::repair). A full database accepts
@@ -495,8 +495,8 @@ impl Leases {
     }
 
     /// Ends a lease and all its keys. A lease that is already gone is not an error.
-    pub(crate) async fn revoke(member: &Arc<Member>, id: i64) {
-        let _ = member.try_call("/etcdserverpb.Lease/LeaseRevoke", &lease::of_lease(id)).await;
+    pub(crate) async fn revoke(member: &Arc<Member>, id: i64) -> Result<(), BackendError> {
+        member.call("/etcdserverpb.Lease/LeaseRevoke", &lease::of_lease(id)).await.map(drop)
     }
 
     fn class(&self, seconds: u64) -> Arc<LeaseClass> {

@@ -1,5 +1,6 @@
 //! The task that keeps a pool connected to one member of the cluster.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,14 +20,14 @@ use crate::backend::etcd::server_error::{closed, connection_lost};
 use crate::backend::etcd::transport::MemberDialer;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::{BackendError, FailureKind};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Instant};
 
 /// The longest pause after a member has refused the pool. All members refuse it for the same reason, and a login costs them time.
 const LONGEST_REFUSAL: Duration = Duration::from_secs(30);
 
 /// What ends with the pool.
 #[derive(Default)]
-pub(crate) struct LastWishes {
+pub(crate) struct LastRequests {
     /// Ended with all their keys.
     pub(crate) leases: Vec<i64>,
     /// Keys of leases that stay.
@@ -44,7 +45,7 @@ enum MemberState {
 /// The connection of a pool. Dropping it ends the connection.
 pub(crate) struct MemberLink {
     state: watch::Receiver<MemberState>,
-    end: mpsc::UnboundedSender<LastWishes>,
+    end: mpsc::UnboundedSender<LastRequests>,
 }
 
 impl MemberLink {
@@ -55,10 +56,19 @@ impl MemberLink {
         leases: Arc<Leases>,
     ) -> Arc<Self> {
         let (state, known) = watch::channel(MemberState::Opening);
-        let (end, wishes) = mpsc::unbounded_channel();
+        let (end, last_requests) = mpsc::unbounded_channel();
         let member = dialer.members.random();
         let opener = MemberOpener::new(dialer, clock, leases);
-        let task = MemberTask { opener, events, state, wishes, member, number: 0, took: None };
+        let task = MemberTask {
+            opener,
+            events,
+            state,
+            last_requests,
+            ending: None,
+            member,
+            number: 0,
+            took: None,
+        };
         tokio::spawn(task.run());
         Arc::new(Self { state: known, end })
     }
@@ -88,8 +98,8 @@ impl MemberLink {
     }
 
     /// Ends the connection after these last requests.
-    pub(crate) fn begin_close(&self, wishes: LastWishes) {
-        let _ = self.end.send(wishes);
+    pub(crate) fn begin_close(&self, last: LastRequests) {
+        let _ = self.end.send(last);
     }
 
     /// Waits until the connection has ended.
@@ -102,13 +112,21 @@ struct MemberTask {
     opener: MemberOpener,
     events: Arc<QueueEvents>,
     state: watch::Sender<MemberState>,
-    wishes: mpsc::UnboundedReceiver<LastWishes>,
+    last_requests: mpsc::UnboundedReceiver<LastRequests>,
+    /// Set when the pool is closed.
+    ending: Option<Ending>,
     /// The member of the last connection.
     member: usize,
     /// The number of the last connection.
     number: u64,
     /// How long it took to open the last connection that served, without a login.
     took: Option<Duration>,
+}
+
+/// What is left to send. It is sent once more on the next connection if one ends without the answers.
+struct Ending {
+    requests: LastRequests,
+    until: Instant,
 }
 
 impl MemberTask {
@@ -151,7 +169,7 @@ impl MemberTask {
         let open = |member, left| self.opener.open(AttemptLimits::first(left), member, self.number);
         let opened = tokio::select! {
             opened = first_to_serve(members, dialer.limits.connect, *clock, open) => opened,
-            _ = self.wishes.recv() => return None,
+            _ = self.last_requests.recv() => return None,
         };
         Some(opened.map(|(member, connected)| {
             self.member = member;
@@ -159,9 +177,11 @@ impl MemberTask {
         }))
     }
 
-    /// Connects to one member after another until one serves. Requests fail meanwhile. `None` if the pool is closed.
+    /// Connects to one member after another until one serves. Requests fail meanwhile. `None` if the pool is closed, and there is
+    /// nothing to end, or no time left for it.
     async fn open(&mut self, backoff: &mut Backoff) -> Option<ServingMember> {
         let members = self.opener.dialer.members.count();
+        let (clock, limit) = (self.opener.clock, self.opener.dialer.limits.request);
         let mut refusals = Backoff::new(Duration::from_millis(500), LONGEST_REFUSAL);
         let (mut tried, mut pause) = (0, backoff.next());
         loop {
@@ -171,9 +191,19 @@ impl MemberTask {
                 sleep(pause).await;
                 self.opener.open(limits, self.member % members, self.number).await
             };
-            let outcome = tokio::select! {
-                outcome = attempt => outcome,
-                _ = self.wishes.recv() => return None,
+            let outcome = {
+                let mut attempt = pin!(attempt);
+                loop {
+                    let until = self.ending.as_ref().map(|ending| ending.until);
+                    tokio::select! {
+                        outcome = &mut attempt => break outcome,
+                        last = self.last_requests.recv(), if until.is_none() => {
+                            let until = clock.now() + limit;
+                            self.ending = Some(Ending { requests: last?, until });
+                        }
+                        () = clock.sleep_until_due(until) => return None,
+                    }
+                }
             };
             let error = match outcome {
                 Ok(connected) => return Some(connected),
@@ -230,36 +260,46 @@ impl MemberTask {
                 }
             }
         };
-        let wishes = tokio::select! {
-            biased;
-            why = &mut driver => return Some(connection_lost(&member.name, &why)),
-            error = watching => return Some(error),
-            error = member.ended() => return Some(error),
-            wishes = self.wishes.recv() => wishes,
-        };
-        if let Some(wishes) = wishes {
-            let ending = until_ended(end(member.clone(), wishes), &mut driver, |_| closed());
-            let _ = timeout(limit, ending).await;
+        if self.ending.is_none() {
+            let last = tokio::select! {
+                biased;
+                why = &mut driver => return Some(connection_lost(&member.name, &why)),
+                error = watching => return Some(error),
+                error = member.ended() => return Some(error),
+                last = self.last_requests.recv() => last,
+            };
+            let until = self.opener.clock.now() + limit;
+            self.ending = Some(Ending { requests: last?, until });
         }
-        self.wishes.close();
-        None
+        let Ending { requests, until } = self.ending.as_ref()?;
+        let left = until.since(self.opener.clock.now());
+        let lost = |why: String| connection_lost(&member.name, &why);
+        let ended =
+            timeout(left, until_ended(end(member.clone(), requests), &mut driver, lost)).await;
+        // The next connection sends them once more.
+        ended.ok()?.err().filter(|error| error.kind() != FailureKind::Rejected)
     }
 }
 
 /// The last requests of a pool, all sent at the same time.
-async fn end(member: Arc<Member>, wishes: LastWishes) -> Result<(), BackendError> {
+async fn end(member: Arc<Member>, requests: &LastRequests) -> Result<(), BackendError> {
     /// The servers' default limit is 128.
     const AT_ONCE: usize = 100;
     let mut ending = JoinSet::new();
-    for keys in wishes.keys.chunks(AT_ONCE) {
+    for keys in requests.keys.chunks(AT_ONCE) {
         let deletes = keys.iter().map(|key| KeyOperation::Delete { key: key.clone() });
         let (member, deletes) = (member.clone(), Transaction::of(deletes.collect()));
-        ending.spawn(async move { drop(member.transact(&deletes).await) });
+        ending.spawn(async move {
+            member.transact(&deletes).await.map(drop).map_err(BackendError::from)
+        });
     }
-    for lease in wishes.leases {
+    for lease in requests.leases.iter().copied() {
         let member = member.clone();
         ending.spawn(async move { Leases::revoke(&member, lease).await });
     }
-    while ending.join_next().await.is_some() {}
-    Ok(())
+    let mut outcome = Ok(());
+    while let Some(ended) = ending.join_next().await {
+        outcome = outcome.and(ended.unwrap_or(Ok(())));
+    }
+    outcome
 }

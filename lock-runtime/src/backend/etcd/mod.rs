@@ -137,8 +137,8 @@ impl Etcd {
 
     fn begin_close(&self) {
         let leases = self.locks.leases.all();
-        let wishes = self.locks.keys.last_wishes(leases.iter().map(|lease| lease.id));
-        self.locks.link.begin_close(wishes);
+        let last = self.locks.keys.last_requests(leases.iter().map(|lease| lease.id));
+        self.locks.link.begin_close(last);
     }
 
     /// One task for each of `requests`, all at the same time. A task continues when the caller is gone: see the head of this

@@ -10,7 +10,7 @@ use crate::backend::Owner;
 use crate::backend::coordination::owners::{OwnerTable, OwnerTurn, Owners};
 use crate::backend::etcd::key_names::KeyNames;
 use crate::backend::etcd::leases::PoolLease;
-use crate::backend::etcd::member_task::LastWishes;
+use crate::backend::etcd::member_task::LastRequests;
 use crate::backend::etcd::owned_key::{KeyPlace, KeyState, OwnerKey, leases_of};
 use crate::backend::etcd::protocol::watch::{KeyEvent, WatchedKeys};
 use crate::backend::etcd::watches::{KeyWatches, WatchSink};
@@ -298,7 +298,7 @@ impl OwnedKeys {
     }
 
     /// What ends with the pool: `leases`, except the leases with released keys that stay for a while. There, all other keys end.
-    pub(crate) fn last_wishes(&self, leases: impl Iterator<Item = i64>) -> LastWishes {
+    pub(crate) fn last_requests(&self, leases: impl Iterator<Item = i64>) -> LastRequests {
         let table = self.table();
         let (mut staying, mut keys) = (HashSet::new(), Vec::new());
         for (owner, states, is_kept) in table.all() {
@@ -317,7 +317,7 @@ impl OwnedKeys {
         let leases = leases.filter(|lease| !staying.contains(lease)).collect();
         let is_left = |lease: &Option<i64>| lease.is_none_or(|lease| staying.contains(&lease));
         keys.retain(|(lease, _)| is_left(lease));
-        LastWishes { leases, keys: keys.into_iter().map(|(_, key)| key).collect() }
+        LastRequests { leases, keys: keys.into_iter().map(|(_, key)| key).collect() }
     }
 }
 

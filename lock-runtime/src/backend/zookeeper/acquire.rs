@@ -118,7 +118,6 @@ impl LockNodes {
             match self.create_and_list(session, request, &missing, absent).await? {
                 Creation::Listed { listings, listed } => (listings, listed),
                 Creation::WithoutContainers(keys) => return Ok(Round::WithoutContainers(keys)),
-                Creation::OtherContainers => return Ok(Round::Again),
             };
         self.claims.expect_strays(owner, &in_doubt);
         self.judge(session, request, &listings, &listed).await
@@ -178,8 +177,8 @@ impl LockNodes {
         keys: &[Key],
     ) -> Result<bool, BackendError> {
         // A release that was answered elsewhere is seen, even if this server is behind.
-        let reads = keys.iter().map(|key| self.children(key));
-        let operations = std::iter::once(self.sync()).chain(reads).collect();
+        let list = |key| NodeOperation::List { path: self.container(key) };
+        let operations = std::iter::once(self.sync()).chain(keys.iter().map(list)).collect();
         let answers = session.send(operations).get().await.map_err(BackendError::before_sending)?;
         let mut answers = answers.into_iter();
         answers.next().ok_or_else(malformed)?.map_err(failure)?;

@@ -18,10 +18,8 @@ pub(crate) enum Creation {
         listings: Vec<KeyListing>,
         listed: ListedNodes,
     },
-    /// These keys have no container. Nothing was created.
+    /// These keys have no container; if there are none, a container that was to be created is there. Nothing was created.
     WithoutContainers(Vec<Key>),
-    /// A container that was to be created is there. Nothing was created.
-    OtherContainers,
 }
 
 impl LockNodes {
@@ -177,7 +175,7 @@ fn refused(
             let absent = keys.filter(|(_, answer)| *answer == Err(ServerCode::NO_NODE));
             Ok(Creation::WithoutContainers(absent.map(|(key, _)| key.clone()).collect()))
         }
-        ServerCode::NODE_EXISTS => Ok(Creation::OtherContainers),
+        ServerCode::NODE_EXISTS => Ok(Creation::WithoutContainers(Vec::new())),
         _ => Err(failure(code)),
     }
 }

@@ -25,6 +25,7 @@ pub(crate) enum SessionRequest {
 }
 
 /// What ends at the servers with the last connection of a session.
+#[derive(Clone)]
 pub(crate) enum SessionEnd {
     /// All of it.
     Session,

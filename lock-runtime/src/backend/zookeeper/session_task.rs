@@ -53,6 +53,14 @@ pub(crate) struct SessionTask {
     server: usize,
     /// How long the last connection took to open.
     took: Duration,
+    /// Set when the pool is closed.
+    ending: Option<Ending>,
+}
+
+/// What is left to send. It is sent once more on the next connection if one ends without the answer.
+struct Ending {
+    end: SessionEnd,
+    until: Instant,
 }
 
 /// How a connection has ended.
@@ -95,6 +103,7 @@ impl SessionTask {
             state,
             server,
             took: Duration::ZERO,
+            ending: None,
         };
         tokio::spawn(task.run());
         SessionClient::new(number, sender, known_state, incarnation)
@@ -143,6 +152,11 @@ impl SessionTask {
         // The first attempt after a loss is made immediately if the connection has served.
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {
+            if let Some(ending) = &self.ending
+                && (self.identity.is_new() || self.clock.now() >= ending.until)
+            {
+                return None;
+            }
             let is_late = self.clock.now().since(since) > self.timeout;
             if is_late {
                 // The session is over, unless all servers were away. Servers that were restored from a copy refuse a session that
@@ -200,6 +214,13 @@ impl SessionTask {
 
     fn take_up(&mut self, server: usize, offer: SessionOffer) -> TakenUp {
         self.server = server;
+        if let SessionOffer::Open { id, .. } = offer
+            && !self.identity.is_new()
+            && id != self.identity.id
+        {
+            // Another session in place of an expired one.
+            self.expire();
+        }
         match offer {
             SessionOffer::Open { id, timeout, .. }
                 if id == self.identity.id && timeout < self.timeout =>
@@ -254,7 +275,8 @@ impl SessionTask {
         }
     }
 
-    /// The outcome of `attempt`. Requests that come meanwhile fail with `error`. `None` if the pool is closed.
+    /// The outcome of `attempt`. Requests that come meanwhile fail with `error`. `None` if the pool is closed, and there is no session
+    /// to end, or no time left for it.
     async fn failing_requests<T>(
         &mut self,
         error: Option<&BackendError>,
@@ -269,12 +291,15 @@ impl SessionTask {
         };
         let error = error.clone().before_sending();
         loop {
+            let until = self.ending.as_ref().map(|ending| ending.until);
             tokio::select! {
                 outcome = &mut attempt => return Some(outcome),
-                request = self.requests.recv() => match request? {
+                request = self.requests.recv(), if until.is_none() => match request? {
                     SessionRequest::Group { reply, .. } => drop(reply.send(Err(error.clone()))),
-                    SessionRequest::Close(_) => return None,
+                    SessionRequest::Close(_) if self.identity.is_new() => return None,
+                    SessionRequest::Close(end) => self.begin_end(end),
                 },
+                () = self.clock.sleep_until_due(until) => return None,
             }
         }
     }
@@ -283,11 +308,11 @@ impl SessionTask {
     async fn serve(&mut self, stream: Box<dyn ServerStream>) -> ConnectionEnd {
         let signs = SignsOfLife::new(self.timeout, self.dialer.limits.request);
         let mut open = OpenExchange::new(self.clock.now(), signs);
+        self.send_end(&mut open);
         let (error, is_closed) = match self.exchange(&mut open, stream).await {
             // Requests that were sent may be executed.
             Ok(()) => (closed().after_a_part(), true),
-            // A server that was asked to end the session ends the connection with it.
-            Err(error) => (error, open.closing.is_some()),
+            Err(error) => (error, false),
         };
         open.exchange.fail(&error);
         if is_closed {
@@ -350,7 +375,22 @@ impl SessionTask {
         }
     }
 
-    fn take_over(&self, open: &mut OpenExchange, request: SessionRequest) {
+    fn begin_end(&mut self, end: SessionEnd) {
+        self.ending = Some(Ending { end, until: self.clock.now() + self.dialer.limits.request });
+    }
+
+    /// If the pool is closed.
+    fn send_end(&self, open: &mut OpenExchange) {
+        let Some(Ending { end, until }) = &self.ending else { return };
+        let last = match end {
+            SessionEnd::Session => &[NodeOperation::CloseSession][..],
+            SessionEnd::Nodes(deletes) => deletes,
+        };
+        open.send(last, oneshot::channel().0, self.clock.now());
+        open.closing = Some(*until);
+    }
+
+    fn take_over(&mut self, open: &mut OpenExchange, request: SessionRequest) {
         let now = self.clock.now();
         match request {
             SessionRequest::Group { incarnation, operations, reply } => {
@@ -364,12 +404,8 @@ impl SessionTask {
                 }
             }
             SessionRequest::Close(end) => {
-                let last = match end {
-                    SessionEnd::Session => vec![NodeOperation::CloseSession],
-                    SessionEnd::Nodes(deletes) => deletes,
-                };
-                open.send(&last, oneshot::channel().0, now);
-                open.closing = Some(now + self.dialer.limits.request);
+                self.begin_end(end);
+                self.send_end(open);
             }
         }
     }
