@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the runtime with few features, without warnings: an item of one feature that another one needs shows here.
 #
-# tests/features.sh         each store alone, with one of the other features
+# tests/features.sh         the default features, and each store alone with one of the other features
 # tests/features.sh each    each feature alone
 # tests/features.sh pairs   each pair of features, too: a quarter of an hour
 set -euo pipefail
@@ -18,8 +18,9 @@ build() {
 }
 
 if [[ $# -eq 0 ]]; then
-    # An item of one store that another one needs shows, and one that a feature without a store needs.
-    features=("redis serde" rediss "mysql metrics" "postgres-tls tower" "zookeeper actix" etcd-tls)
+    # An item of one store that another one needs shows, and one that a feature without a store needs. The first set has the
+    # default features.
+    features=("macros redis serde" "rediss testing" "mysql metrics" "postgres-tls tower" "zookeeper actix" "etcd-tls axum")
 fi
 # None, each, and each pair.
 n="${#features[@]}"
