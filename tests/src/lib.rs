@@ -34,6 +34,7 @@
 //! | [`late_writes`] | a holder that is stopped, and writes after its ttl |
 //! | [`transfers`] | processes that lock overlapping sets of keys |
 //! | [`worker_tasks`] | tasks of a worker process that go on until its standard input ends |
+//! | [`crowd`] | processes that contend for a few locks under faults |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -57,6 +58,7 @@
 pub mod browser;
 pub mod cargo;
 pub mod cluster;
+pub mod crowd;
 pub mod dropped_acquires;
 pub mod engine;
 pub mod etcd;

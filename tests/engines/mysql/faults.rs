@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::crowd::Crowd;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, MysqlServer, eventually_async};
@@ -14,7 +15,6 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::conformance::{shared, until_queued};
-use crate::chaos::Crowd;
 
 /// How many transactions wait for a row.
 pub(super) fn waits(server: &MysqlServer) -> u64 {
@@ -324,7 +324,7 @@ async fn a_thousand_locks_are_released_at_a_shutdown() {
 #[test]
 fn faults_never_make_two_valid_leases() {
     let server = MysqlServer::builder().durable().start();
-    let crowd = Crowd::start(&server.url());
+    let crowd = Crowd::start(env!("CARGO_BIN_EXE_crowd"), &server.url());
     crowd.survives_faults(10, || server.kill_clients(), || server.restart());
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use lock_runtime::{Credentials, ErrorKind, LockPool};
+use lock_tests::crowd::Crowd;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, PostgresServer, eventually_async};
@@ -14,7 +15,6 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::conformance::until_queued;
-use crate::chaos::Crowd;
 
 /// A row that another session has locked delays the requests for it, and no others.
 #[tokio::test]
@@ -319,6 +319,6 @@ async fn a_thousand_locks_are_released_at_a_shutdown() {
 #[test]
 fn faults_never_make_two_valid_leases() {
     let server = PostgresServer::builder().setting("fsync", "on").start();
-    let crowd = Crowd::start(&server.url());
+    let crowd = Crowd::start(env!("CARGO_BIN_EXE_crowd"), &server.url());
     crowd.survives_faults(7, || server.kill_clients(), || server.restart());
 }
