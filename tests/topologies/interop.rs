@@ -274,7 +274,8 @@ async fn we_hold(library: &str, server: &RedisServer, theirs: &mut Foreign) {
         assert_eq!(theirs.free().await, Freed::Yes);
     }
     println!("this library releases: {library} is in after {took:?}");
-    assert!(median(took) < DEADLINE);
+    // A lock that is kept for the next waiter of this library stays locked for a second.
+    assert!(median(took) < NOISE);
 }
 
 /// The key is deleted during a hold.

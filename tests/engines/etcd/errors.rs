@@ -230,7 +230,8 @@ async fn refused_requests_are_followed_by_no_others() {
     let before = server.messages();
     tokio::time::sleep(ms(2_500)).await;
     let sent = server.messages() - before;
-    assert!(sent < REFUSED, "{sent}");
+    // One batch a second, and what keeps the connection.
+    assert!(sent <= 20, "{sent}");
 }
 
 /// The next member answers nothing, while the lease of a lock runs out.
