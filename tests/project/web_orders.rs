@@ -21,7 +21,7 @@ const CLOSED: usize = 1_000;
 /// Sockets that are closed together.
 const GROUP: usize = 20;
 /// The limit of effects that take a moment; the ttl of the example is 5 s.
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_millis(4_500);
 /// From the closed sockets to free locks, in a third of all rounds.
 const PROMPT: Duration = Duration::from_millis(100);
 /// The limit of what a busy machine may delay.

@@ -11,7 +11,7 @@ use crate::{Worker, eventually_async};
 /// The ttl of the stopped holder.
 pub const TTL: Duration = ms(1_500);
 /// Its `lock_delay`: longer than a busy machine stops it for.
-pub const DELAY: Duration = ms(15_000);
+pub const DELAY: Duration = ms(45_000);
 
 /// How often a holder is stopped: `LOCK_STOPS`, by default twice.
 #[must_use]

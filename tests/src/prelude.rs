@@ -130,6 +130,26 @@ pub async fn hand_off_time(pools: [LockPool; 2], key: &str, count: usize) -> Dur
     median(times)
 }
 
+/// Waits until each of `guards` has been renewed twice. The first one of these renewals may be older than this call.
+///
+/// # Panics
+///
+/// When one of them is lost, or is not renewed within [`DEADLINE`].
+pub async fn until_renewed(guards: &[LockGuard]) {
+    fn end(guard: &LockGuard) -> Instant {
+        Instant::now() + guard.valid_for()
+    }
+    for _ in 0..2 {
+        // What lies between the two readings of a clock is no renewal.
+        let limits: Vec<_> = guards.iter().map(|guard| end(guard) + ms(100)).collect();
+        eventually_async(DEADLINE, "the leases are renewed", async || {
+            assert!(guards.iter().all(LockGuard::is_held), "a lease was not renewed");
+            guards.iter().zip(&limits).all(|(guard, limit)| end(guard) > *limit)
+        })
+        .await;
+    }
+}
+
 /// Releases `guard`, and returns the time before.
 pub async fn release(guard: LockGuard) -> Instant {
     let now = Instant::now();

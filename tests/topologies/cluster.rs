@@ -140,18 +140,14 @@ mod served {
     async fn many_leases_are_renewed_wherever_they_are() {
         const KEYS: usize = 200;
         let cluster = RedisCluster::start();
-        let pool = LockPool::builder(cluster.url()).ttl(ms(2_400)).connect().await.unwrap();
+        let pool = patient(cluster.url(), TTL).await;
         let mut guards = Vec::new();
         for n in 0..KEYS {
             // Every second one shares its slot with others.
             let key = if n % 2 == 0 { format!("order:{n}") } else { format!("{{stock}}:{n}") };
-            guards.push(pool.lock(key).acquire().await.unwrap());
+            guards.push(pool.lock(key).renew(ms(500)).acquire().await.unwrap());
         }
-        let end = Instant::now() + ms(4_000);
-        while Instant::now() < end {
-            sleep(ms(50)).await;
-            assert!(guards.iter().all(|guard| guard.is_held()), "a lease was not renewed");
-        }
+        until_renewed(&guards).await;
         for guard in guards {
             guard.release().await.unwrap();
         }
@@ -459,22 +455,19 @@ mod moved {
     async fn leases_are_renewed_while_their_slot_is_divided() {
         const KEYS: usize = 12;
         let cluster = RedisCluster::start();
-        let pool = LockPool::builder(cluster.url()).ttl(ms(2_400)).connect().await.unwrap();
+        let pool = patient(cluster.url(), TTL).await;
         let keys: Vec<_> = (0..KEYS).map(|n| format!("{{7}}:{n}")).collect();
         let mut guards = Vec::new();
         for key in &keys {
-            guards.push(pool.lock(key.as_str()).fencing(false).acquire().await.unwrap());
+            let request = pool.lock(key.as_str()).fencing(false).renew(ms(500));
+            guards.push(request.acquire().await.unwrap());
         }
         let slot = cluster.slot(&keys[0]);
         let from = cluster.owner(slot);
         let to = cluster.masters().into_iter().find(|node| node.port() != from.port()).unwrap();
         let step = cluster.begin_move(slot, to);
         keys.iter().step_by(2).for_each(|key| step.migrate(key));
-        let end = Instant::now() + ms(4_000);
-        while Instant::now() < end {
-            sleep(ms(50)).await;
-            assert!(guards.iter().all(|guard| guard.is_held()), "a lease was not renewed");
-        }
+        until_renewed(&guards).await;
         step.finish();
         for guard in guards {
             guard.release().await.unwrap();
@@ -485,13 +478,14 @@ mod moved {
     #[tokio::test]
     async fn several_keys_are_renewed_and_released_while_their_slot_is_divided() {
         let cluster = RedisCluster::start();
-        let pool = LockPool::builder(cluster.url()).ttl(ms(4_000)).request_timeout(ms(4_000));
+        let pool = LockPool::builder(cluster.url()).ttl(TTL).request_timeout(ms(4_000));
         let pool = pool.connect().await.unwrap();
         let name = |moved: usize, n: usize| format!("{{7}}:{moved}:{n}");
         let mut guards = Vec::new();
         for moved in 0..4 {
             let keys = [name(moved, 0), name(moved, 1)];
-            guards.push(pool.lock_all(keys).fencing(false).acquire().await.unwrap());
+            let request = pool.lock_all(keys).fencing(false).renew(ms(500));
+            guards.push(request.acquire().await.unwrap());
         }
         let held = guards.pop();
         let slot = cluster.slot("{7}");
@@ -502,11 +496,7 @@ mod moved {
         for moved in 0..3 {
             (0..moved).for_each(|n| step.migrate(&name(moved, n)));
         }
-        let end = Instant::now() + ms(6_000);
-        while Instant::now() < end {
-            sleep(ms(50)).await;
-            assert!(guards.iter().all(|guard| guard.is_held()), "a lease was not renewed");
-        }
+        until_renewed(&guards).await;
         for guard in guards {
             guard.verify().await.unwrap();
             guard.release().await.unwrap();
@@ -653,8 +643,8 @@ mod moved {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_thousand_slots_move_under_load_without_an_error_or_two_holders() {
-        const SLOTS: u16 = 1_000;
+    async fn hundreds_of_slots_move_under_load_without_an_error_or_two_holders() {
+        const SLOTS: u16 = 250;
         let cluster = RedisCluster::start();
         let masters = cluster.masters();
         let (from, to) = (cluster.owner(0), masters[masters.len() - 1]);

