@@ -14,12 +14,12 @@ use crate::backend::mysql::schema::MysqlStatements;
 use crate::backend::mysql::script::{ByteList, SqlScript};
 use crate::backend::mysql::server_error::{
     LONG_TRANSACTIONS, ends_connection, failure, is_about_info, is_lock_timeout, is_rolled_back,
-    lacks_table,
+    lacks_table, of_locked_row,
 };
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::claim_queue::ClaimStep;
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, dropped_tables, fail_all, no_answer};
-use crate::backend::sql::locked_rows::{LockedRows, fail_locked};
+use crate::backend::sql::locked_rows::{LockedRows, fail_locked, split_locked};
 use crate::backend::sql::pending_jobs::PendingJobs;
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits};
@@ -271,7 +271,9 @@ impl<'a> MysqlBatch<'a> {
         let asked = requests.iter().flat_map(|(request, _)| keys(request)).cloned().collect();
         match self.locked_of(asked).await {
             Ok(locked) if !locked.is_empty() => {
-                fail_locked(requests, &locked, keys, LONG_TRANSACTIONS)
+                let (blocked, free) = split_locked(requests, &locked, keys);
+                fail_all(blocked, &of_locked_row(error));
+                free
             }
             // Unlocked by now, or a lock of the table.
             _ => {

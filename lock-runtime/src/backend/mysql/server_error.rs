@@ -1,9 +1,12 @@
 //! Errors of a server, classified by what a caller can do about them.
 
+use std::ops::RangeInclusive;
+
 use mysql_async::{DriverError, Error, ServerError};
 
 use crate::backend::mysql::schema;
 use crate::backend::sql::error_text::root;
+use crate::backend::sql::locked_rows::row_is_locked;
 use crate::backend::{BackendError, FailureKind};
 
 /// The failure for `error`, the answer to statements that were sent.
@@ -66,6 +69,15 @@ pub(crate) fn is_lock_timeout(error: &BackendError) -> bool {
     code(error).is_some_and(|code| LOCK_TIMEOUTS.contains(&code))
 }
 
+/// The failure of a request for a locked row, after its script has failed with `error`.
+pub(crate) fn of_locked_row(error: BackendError) -> BackendError {
+    match error.kind() {
+        // Such a limit may end a commit.
+        FailureKind::MaybeApplied => error,
+        _ => row_is_locked(LONG_TRANSACTIONS),
+    }
+}
+
 /// Whether the server has rolled back a transaction that would pass if repeated: a deadlock, or a conflict of a cluster.
 pub(crate) fn is_rolled_back(error: &BackendError) -> bool {
     code(error).is_some_and(|code| ROLLED_BACK.contains(&code))
@@ -88,7 +100,10 @@ pub(crate) fn is_about_info(error: &BackendError) -> bool {
 pub(crate) fn ends_connection(error: &BackendError) -> bool {
     match code(error) {
         Some(NO_TABLE) => error.kind() == FailureKind::NotApplied,
-        Some(code) => code == LONG_PACKET || ENDED.contains(&code) || READ_ONLY.contains(&code),
+        Some(code) => {
+            let is_left = READ_ONLY.contains(&code) || UNREACHED.contains(&code);
+            code == LONG_PACKET || is_ended(code) || is_left
+        }
         // What is rejected here was not sent.
         None => error.kind() != FailureKind::Rejected,
     }
@@ -127,8 +142,16 @@ const PASSING: [u16; 6] = [1206, 1223, 1412, 1615, 3100, 3168];
 const LONG_PACKET: u16 = 1153;
 const NO_TABLE: u16 = 1146;
 const TABLES: [u16; 2] = [NO_TABLE, 1054];
-/// Shut down, killed, idle for too long, or cut.
-const ENDED: [u16; 9] = [1053, 1927, 3169, 4031, 1152, 1158, 1159, 1160, 1161];
+/// Shut down, killed, idle for too long, or cut. In ProxySQL the time limit of a query, and a server that is offline.
+const ENDED: [u16; 11] = [1053, 1927, 3169, 4031, 1152, 1158, 1159, 1160, 1161, 1907, 9004];
+/// Errors of clients. A proxy is the client of the server, and passes them on.
+const OF_CLIENTS: RangeInclusive<u16> = 2000..=2999;
+/// A server in offline mode. In ProxySQL no connection to a server, or another server than that of the session.
+const UNREACHED: [u16; 4] = [3032, 9001, 9002, 9006];
+
+fn is_ended(code: u16) -> bool {
+    ENDED.contains(&code) || OF_CLIENTS.contains(&code)
+}
 
 fn message(what: &str, answer: &ServerError) -> String {
     format!("MySQL {what}: {} (error {})", answer.message, answer.code)
@@ -145,9 +168,19 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
         code if LOCK_TIMEOUTS.contains(&code) => {
             (NotApplied, "has cancelled a statement that took too long", LONG_TRANSACTIONS)
         }
-        code if ENDED.contains(&code) => {
+        code if is_ended(code) => {
             (MaybeApplied, "has ended the connection", "it is reopened automatically")
         }
+        code if UNREACHED.contains(&code) => (
+            NotApplied,
+            "is offline or not reached by its proxy",
+            "check `offline_mode` of the server, and the servers and rules of the proxy",
+        ),
+        1135 => (
+            NotApplied,
+            "cannot start a thread for the connection",
+            "raise the limits of threads and memory of the server",
+        ),
         1040 | 1203 | 1226 => (
             NotApplied,
             "accepts no connection now",
@@ -226,11 +259,14 @@ mod tests {
         for (codes, kind, ends) in [
             // Locks, conflicts, and states that pass.
             (&[1205, 3024, 1213, 3101, 1020][..], NotApplied, false),
-            (&[3168, 3100, 1223, 1206, 1412, 1615], NotApplied, false),
+            (&[3168, 3100, 1223, 1206, 1412, 1615, 1135], NotApplied, false),
             // Another server may be the primary by now.
-            (&[1290, 1792, 1836, 1874, 1047], NotApplied, true),
+            (&[1290, 1792, 1836, 1874, 1047, 3032], NotApplied, true),
             (&[1969, 1317, 1180], MaybeApplied, false),
             (&[1053, 1927, 4031], MaybeApplied, true),
+            // Of a proxy: the server is lost in the middle of a statement, or is not reached.
+            (&[2000, 2006, 2013, 2999, 1907, 9004], MaybeApplied, true),
+            (&[9001, 9002, 9006], NotApplied, true),
             (&[1142, 1146, 9999], Rejected, false),
             (&[1153], Rejected, true),
         ] {
@@ -242,5 +278,19 @@ mod tests {
         assert!(ends_connection(&failure(Error::Driver(DriverError::ConnectionClosed))));
         assert_eq!(too_long(1_024).kind(), Rejected);
         assert!(!ends_connection(&too_long(1_024)));
+    }
+
+    #[test]
+    fn the_failure_for_a_locked_row_says_that_a_script_may_have_been_applied() {
+        for (code, kind) in [
+            (1205, FailureKind::NotApplied),
+            (3024, FailureKind::NotApplied),
+            (1969, FailureKind::MaybeApplied),
+            (1317, FailureKind::MaybeApplied),
+        ] {
+            let error = answer(code);
+            assert!(is_lock_timeout(&error), "{code}");
+            assert_eq!(of_locked_row(error).kind(), kind, "{code}");
+        }
     }
 }
