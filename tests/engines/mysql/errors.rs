@@ -1,7 +1,10 @@
 //! Refusals of a server, each with what to do about it, and sessions with unusual settings.
 
+use std::sync::Arc;
+
+use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, LeaseStatus, Owner};
 use lock_runtime::testing::{conformance, open_backend};
-use lock_runtime::{Credentials, ErrorKind, LockPool};
+use lock_runtime::{Credentials, ErrorKind, Key, LockPool};
 use lock_tests::expected_error::{CANARY, says};
 use lock_tests::prelude::*;
 use lock_tests::tls::{Authority, Tls};
@@ -172,6 +175,26 @@ async fn sessions_with_unusual_settings_conform() {
     server.query("SET GLOBAL init_connect = 'SET autocommit = 0, sql_select_limit = 1, sql_safe_updates = 1'");
     let url = server.url();
     conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
+}
+
+/// The answer to a renewal has a row for each lease, and one that is missing would be a loss.
+#[tokio::test]
+async fn the_limits_of_rows_of_a_server_cut_no_answer() {
+    let server = MysqlServer::start();
+    server.query("SET GLOBAL sql_select_limit = 1, GLOBAL max_join_size = 1");
+    let store = open_backend(&server.url()).await.unwrap();
+    let request = |n| {
+        let keys: Arc<[Key]> = Arc::new([Key::from(format!("order:{n}"))]);
+        AcquireRequest::new(keys, Owner::random().unwrap(), ms(60_000))
+    };
+    let requests: Vec<_> = (0..5).map(request).collect();
+    for outcome in store.acquire(&requests).await {
+        assert!(matches!(outcome, Ok(AcquireOutcome::Acquired { .. })), "{outcome:?}");
+    }
+    let leases: Vec<_> = requests.iter().map(AcquireRequest::lease).collect();
+    for outcome in store.renew(&leases).await {
+        assert!(matches!(outcome, Ok(LeaseStatus::Held)), "{outcome:?}");
+    }
 }
 
 /// With a binary log, as a primary has one.
