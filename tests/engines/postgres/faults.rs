@@ -6,11 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use lock_runtime::{Credentials, ErrorKind, LockPool};
+use lock_runtime::backend::{
+    AcquireOutcome, AcquireRequest, Backend, FailureKind, Owner, ReleaseOutcome, ReleaseRequest,
+};
+use lock_runtime::testing::open_backend;
+use lock_runtime::{Credentials, ErrorKind, Key, LockPool};
 use lock_tests::crowd::Crowd;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{FaultProxy, PostgresServer, eventually_async};
+use lock_tests::{FaultProxy, PostgresServer, SqlSession, eventually_async};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -246,6 +250,62 @@ async fn a_process_that_cannot_be_ended_is_named() {
         pool.lock("order:1").wait(ms(0)).acquire().await.is_ok()
     })
     .await;
+}
+
+/// A commit that notifies keeps a lock of the whole server until a standby has it, and this standby is missing. Hand-offs notify,
+/// too. One after the other, their waits for that lock would last for ten seconds.
+#[tokio::test]
+async fn a_long_commit_of_a_notification_delays_no_acquire() {
+    const KEYS: usize = 40;
+    let server = PostgresServer::builder()
+        .setting("wal_level", "replica")
+        .setting("max_wal_senders", "10")
+        .setting("synchronous_standby_names", "nobody")
+        .setting("synchronous_commit", "local")
+        .start();
+    let store = open_backend(&server.url()).await.unwrap();
+    let request = |key: String, enqueue| {
+        let keys: Arc<[Key]> = Arc::new([Key::from(key)]);
+        let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(60_000));
+        request.enqueue = enqueue;
+        request
+    };
+    let requests =
+        |enqueue| -> Vec<_> { (0..KEYS).map(|n| request(format!("order:{n}"), enqueue)).collect() };
+    let held = requests(false);
+    for outcome in store.acquire(&held).await {
+        assert!(matches!(outcome, Ok(AcquireOutcome::Acquired { .. })), "{outcome:?}");
+    }
+    for outcome in store.acquire(&requests(true)).await {
+        assert!(matches!(outcome, Ok(AcquireOutcome::Contended { .. })), "{outcome:?}");
+    }
+    let url = format!("postgres://locks@127.0.0.1:{}/locks", server.port());
+    let mut other = SqlSession::open(&url).await;
+    other.run("CREATE TABLE other (n integer)").await;
+    other.run("SET synchronous_commit = on").await;
+    let write = "BEGIN; INSERT INTO other VALUES (1); NOTIFY other; COMMIT";
+    let mut committing = Box::pin(other.run(write));
+    assert!(poll_once(committing.as_mut()).await.is_none());
+    let waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    eventually_async(DEADLINE, "the commit waits for the standby", async || {
+        server.query(&format!("SELECT count(*) {waiting}")) == [["1"]]
+    })
+    .await;
+    let releases: Vec<_> = held.iter().map(|it| ReleaseRequest::new(it.lease())).collect();
+    let free = [request("free:1".to_owned(), false)];
+    let both = async { tokio::join!(store.release(&releases), store.acquire(&free)) };
+    let (released, granted) = within(ms(5_000), "all answers", both).await;
+    for outcome in released {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), FailureKind::NotApplied, "{error}");
+        assert!(error.to_string().contains("NOTIFY"), "{error}");
+    }
+    assert!(matches!(granted[0], Ok(AcquireOutcome::Acquired { .. })), "{granted:?}");
+    server.query(&format!("SELECT pg_cancel_backend(pid) {waiting}"));
+    within(DEADLINE, "the commit", committing).await;
+    for outcome in store.release(&releases).await {
+        assert!(matches!(outcome, Ok(ReleaseOutcome::Freed)), "{outcome:?}");
+    }
 }
 
 #[tokio::test]

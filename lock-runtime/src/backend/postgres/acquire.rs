@@ -10,6 +10,7 @@ use crate::backend::postgres::blocked_requests::Parts;
 use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::server_error::is_lock_timeout;
 use crate::backend::postgres::session::get;
+use crate::backend::sql::claim_queue::ClaimQueue;
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
 use crate::backend::sql::queued::queued;
 use crate::backend::sql::stored_info::stored_info;
@@ -27,17 +28,26 @@ struct AcquireRow {
 }
 
 impl Batch<'_> {
-    /// Tries requests for one key together, by a statement that writes nothing for a key that is held.
-    pub(super) async fn acquire_single(&self, requests: Acquires) {
+    /// Tries requests for one key together, by a statement that writes nothing for a key that is held. Requests that are left
+    /// when the turn is over go back to `claims`.
+    pub(super) async fn acquire_single(&self, requests: Acquires, claims: &mut ClaimQueue) {
         let mut parts = Parts::of(self.without_locked(requests, keys_of).await);
         let mut refused = Vec::new();
         while let Some(requests) = parts.next() {
             refused.extend(self.acquire_free(requests, &mut parts).await);
+            if claims.is_over() {
+                break;
+            }
         }
+        claims.put_back(parts.rest());
         let mut parts = Parts::of(refused);
         while let Some(requests) = parts.next() {
             self.enqueue(requests, &mut parts).await;
+            if claims.is_over() {
+                break;
+            }
         }
+        claims.put_back(parts.rest());
     }
 
     /// Answers requests for free keys, and those that are not to be queued. Returns the others.

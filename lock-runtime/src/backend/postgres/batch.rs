@@ -14,7 +14,7 @@ use tokio_postgres::{Client, Error, Row, Statement};
 
 use crate::backend::postgres::diagnostics;
 use crate::backend::postgres::schema::{Parameter, Sql, Statements};
-use crate::backend::postgres::server_error::failure;
+use crate::backend::postgres::server_error::{blocked_commit, failure};
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::claim_queue::ClaimStep;
@@ -65,8 +65,8 @@ impl<'a> Batch<'a> {
         let PendingJobs { claims, renewals } = pending;
         while let Some(step) = claims.next_step() {
             match step {
-                ClaimStep::Release(requests) => self.release(requests).await,
-                ClaimStep::Single(requests) => self.acquire_single(requests).await,
+                ClaimStep::Release(requests) => self.release(requests, claims).await,
+                ClaimStep::Single(requests) => self.acquire_single(requests, claims).await,
                 ClaimStep::Several(request) => self.acquire_several(request).await,
             }
         }
@@ -212,7 +212,7 @@ impl<'a> Batch<'a> {
         let failed = |error| self.failed(error);
         locked.map_err(failed)?;
         let rows = rows.map_err(failed)?;
-        committed.map_err(failed)?;
+        committed.map_err(|error| blocked_commit(&error).unwrap_or_else(|| failed(error)))?;
         Ok(rows)
     }
 

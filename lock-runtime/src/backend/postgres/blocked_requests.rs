@@ -34,6 +34,11 @@ impl<T> Parts<T> {
         }
     }
 
+    /// The requests that are left, in their order.
+    pub(super) fn rest(self) -> Vec<T> {
+        self.0.into_iter().rev().flatten().collect()
+    }
+
     fn add_one_by_one(&mut self, requests: Vec<T>) {
         self.0.extend(requests.into_iter().rev().map(|request| vec![request]));
     }

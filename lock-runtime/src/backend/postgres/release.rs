@@ -8,6 +8,7 @@ use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::blocked_requests::Parts;
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
+use crate::backend::sql::claim_queue::ClaimQueue;
 use crate::backend::sql::job::{PendingRequest, Releases, answer, fail_all};
 use crate::backend::sql::queued::successor;
 use crate::backend::sql::tables::micros;
@@ -19,8 +20,9 @@ use crate::base::key::Key;
 type OwnedKey = (Vec<u8>, Vec<u8>);
 
 impl Batch<'_> {
-    /// Ends leases with different keys: those without a wait queue together, by one statement.
-    pub(super) async fn release(&self, requests: Releases) {
+    /// Ends leases with different keys: those without a wait queue together, by one statement. Requests that are left when the
+    /// turn is over go back to `claims`.
+    pub(super) async fn release(&self, requests: Releases, claims: &mut ClaimQueue) {
         let mut freed = HashSet::new();
         if let Err(error) = self.free(&requests, &mut freed).await {
             fail_all(requests, &error);
@@ -37,8 +39,16 @@ impl Batch<'_> {
         let (begun, whole): (Releases, Releases) = open.into_iter().partition(|(request, _)| {
             request.lease.keys.iter().any(|key| freed.contains(&owned(key, request)))
         });
+        let mut parts = Parts::of(self.without_locked(whole, keys_of).await);
+        while let Some(requests) = parts.next() {
+            self.hand_off(requests, &freed, &mut parts).await;
+            if claims.is_over() {
+                break;
+            }
+        }
+        claims.put_back_releases(parts.rest());
+        // These stay: a later turn would find the keys that have ended as not held.
         let mut parts = Parts::of(begun);
-        parts.add(self.without_locked(whole, keys_of).await);
         while let Some(requests) = parts.next() {
             self.hand_off(requests, &freed, &mut parts).await;
         }

@@ -71,6 +71,17 @@ pub(crate) fn is_lock_timeout(error: &BackendError) -> bool {
     code == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
+/// The failure of a commit that has waited too long for a lock. It is the lock of no row: a transaction that notifies takes one
+/// lock of all databases of the server when it commits.
+pub(crate) fn blocked_commit(error: &Error) -> Option<BackendError> {
+    let answer = error.as_db_error().filter(|it| *it.code() == SqlState::LOCK_NOT_AVAILABLE)?;
+    // The cause is left out: by it, `is_lock_timeout` would find a locked row.
+    let text = message("has cancelled a commit that waited for the lock of all `NOTIFY`", answer);
+    Some(BackendError::new(FailureKind::NotApplied, text).remedy(
+        "look for commits that take long after a `NOTIFY`, in any database of the server, in `pg_stat_activity`",
+    ))
+}
+
 /// Where to look for a session that keeps rows locked.
 pub(crate) const LONG_TRANSACTIONS: &str =
     "look for long transactions on the tables of the locks in `pg_stat_activity`";

@@ -148,10 +148,17 @@ impl ClaimQueue {
     }
 
     /// Puts requests back, of which nothing was applied. They are the next ones.
-    #[cfg(feature = "mysql")]
     pub(crate) fn put_back(&mut self, requests: Acquires) {
         for pending in requests.into_iter().rev() {
             self.acquires.push_front(pending);
+        }
+    }
+
+    /// [`put_back`](Self::put_back) for releases.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn put_back_releases(&mut self, requests: Releases) {
+        for pending in requests.into_iter().rev() {
+            self.releases.push_front(pending);
         }
     }
 
@@ -331,7 +338,6 @@ mod tests {
         assert!(scene.queue.is_empty());
     }
 
-    #[cfg(feature = "mysql")]
     #[tokio::test(start_paused = true)]
     async fn requests_that_are_put_back_are_the_next_ones() {
         let mut scene = Scene::new();
@@ -343,6 +349,22 @@ mod tests {
         let later = scene.acquire(&["a"]);
         scene.queue.put_back(requests);
         assert_eq!(scene.turn(), [("single", vec![one, two]), ("single", vec![later])]);
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test(start_paused = true)]
+    async fn releases_that_are_put_back_are_the_next_ones() {
+        let mut scene = Scene::new();
+        let [one, two, later] = [(); 3].map(|()| Owner::random().unwrap());
+        scene.release(one, &["a"]);
+        scene.release(two, &["b"]);
+        scene.queue.begin();
+        let Some(ClaimStep::Release(requests)) = scene.queue.next_step() else {
+            panic!("no step");
+        };
+        scene.release(later, &["a"]);
+        scene.queue.put_back_releases(requests);
+        assert_eq!(scene.turn(), [("release", vec![one, two]), ("release", vec![later])]);
     }
 
     #[tokio::test(start_paused = true)]
