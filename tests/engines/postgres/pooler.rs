@@ -47,6 +47,20 @@ async fn in_transaction_mode_no_statement_stays_in_wait_for_a_row() {
     guard.release().await.unwrap();
 }
 
+/// The search for notifications takes a second there.
+#[tokio::test]
+async fn in_transaction_mode_a_connect_timeout_below_a_second_suffices() {
+    let server = PostgresServer::start();
+    let pooler = PgBouncer::start(&server, "transaction");
+    // Makes the tables.
+    drop(LockPool::connect(&pooler.url()).await.unwrap());
+    let builder = LockPool::builder(pooler.url()).connect_timeout(ms(800));
+    let pool = builder.connect().await.unwrap();
+    let warnings = format!("{:?}", pool.health().await.unwrap().warnings);
+    assert!(warnings.contains("pooler"), "{warnings}");
+    cycle(&pool, "order:1").await;
+}
+
 #[tokio::test]
 async fn in_session_mode_notifications_arrive() {
     let server = PostgresServer::start();

@@ -1,6 +1,7 @@
 //! A connection that is opened again when it ends, and the requests that wait for it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -36,11 +37,30 @@ pub(crate) struct PoolState {
     pub(crate) clock: Clock,
     /// The channel on which notifications arrive, or nothing.
     channel: Mutex<String>,
+    /// Whether a pooler in front of the server has passed on no notification.
+    is_unnotified: AtomicBool,
 }
 
 impl PoolState {
     pub(crate) fn new(connector: Connector, events: Arc<QueueEvents>, clock: Clock) -> Self {
-        Self { connector, events, clock, channel: Mutex::default() }
+        let (channel, is_unnotified) = (Mutex::default(), AtomicBool::default());
+        Self { connector, events, clock, channel, is_unnotified }
+    }
+
+    /// Has `session` listen, if notifications may arrive there.
+    async fn listen(&self, session: &Session, probed: &Notify) -> Result<(), BackendError> {
+        let is_known = !session.is_direct && self.is_unnotified.load(Ordering::Relaxed);
+        let channel = if is_known {
+            String::new()
+        } else {
+            // A pooler that passes on no notification takes the time of the probe, too.
+            let limit = self.connector.limits.connect.saturating_add(PROBE_TIMEOUT);
+            let listening = listen(&self.connector, session, probed);
+            timeout(limit, listening).await.unwrap_or_else(|_| Err(no_answer()))?
+        };
+        self.is_unnotified.store(channel.is_empty(), Ordering::Relaxed);
+        *self.channel.lock() = channel;
+        Ok(())
     }
 }
 
@@ -171,9 +191,7 @@ async fn open(
         timeout(limit + patience, ended).await.unwrap_or_else(|_| Err(no_answer()))?;
     }
     if purpose == Purpose::Upkeep {
-        let listening = listen(&state.connector, &session, &probed);
-        let channel = timeout(limits.connect, listening).await.unwrap_or_else(|_| Err(no_answer()));
-        *state.channel.lock() = channel?;
+        state.listen(&session, &probed).await?;
     }
     Ok(session)
 }
