@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_runtime::backend::{
-    AcquireRequest, Backend, FailureKind, Owner, ReleaseOutcome, ReleaseRequest,
+    AcquireRequest, Backend, FailureKind, LeaseStatus, Owner, ReleaseOutcome, ReleaseRequest,
 };
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
@@ -66,6 +66,39 @@ async fn a_release_of_a_locked_row_waits_once(server: SqlServer) {
     eventually_async(DEADLINE, "it is released", async || {
         let released = store.release(&[ReleaseRequest::new(held.lease())]).await.remove(0);
         matches!(released, Ok(ReleaseOutcome::Freed))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_loss_beside_a_locked_row_on_postgres_is_known() {
+    a_loss_beside_a_locked_row_is_known(SqlServer::postgres()).await;
+}
+
+#[tokio::test]
+async fn a_loss_beside_a_locked_row_on_mysql_is_known() {
+    a_loss_beside_a_locked_row_is_known(SqlServer::mysql()).await;
+}
+
+/// Both renewals go in one statement, and one of them waits for its row in vain.
+async fn a_loss_beside_a_locked_row_is_known(server: SqlServer) {
+    let store = open_backend(&server.url()).await.unwrap();
+    let [lost, stuck] = ["lost:0", "stuck:0"].map(|key| {
+        let keys: Arc<[Key]> = Arc::new([Key::from(key)]);
+        AcquireRequest::new(keys, Owner::random().unwrap(), ms(60_000))
+    });
+    store.acquire(std::slice::from_ref(&lost)).await.remove(0).unwrap();
+    server.session().await.run("DELETE FROM lock_lease").await;
+    store.acquire(std::slice::from_ref(&stuck)).await.remove(0).unwrap();
+    let mut other = locking_session(&server).await;
+    assert_eq!(other.rows("SELECT 1 FROM lock_lease FOR UPDATE").await.len(), 1);
+    let leases = [lost.lease(), stuck.lease()];
+    let renewed = store.renew(&leases).await;
+    assert!(matches!(renewed[0], Ok(LeaseStatus::NotHeld)), "{renewed:?}");
+    assert!(renewed[1].is_err(), "{renewed:?}");
+    other.run("COMMIT").await;
+    eventually_async(DEADLINE, "the other lease is renewed", async || {
+        matches!(store.renew(&leases).await[1], Ok(LeaseStatus::Held))
     })
     .await;
 }

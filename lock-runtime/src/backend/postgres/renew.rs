@@ -6,6 +6,7 @@ use tokio_postgres::types::Type;
 
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::schema::{Parameters, Sql};
+use crate::backend::postgres::server_error::is_lock_timeout;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{Reads, answer};
 use crate::backend::sql::renewal_queue::{LeaseId, QueuedRenewal, id_of};
@@ -48,10 +49,16 @@ impl Batch<'_> {
             Ok(()) => self.renew_together(&self.statements.renew_rest, &left, &mut held).await,
             Err(error) => Err(error),
         };
+        // The rows of some may be locked. Nothing is known about the others yet.
+        let lost = match &second {
+            Err(error) if is_lock_timeout(error) => self.not_held(&left).await,
+            _ => HashSet::new(),
+        };
         for renewal in renewals {
-            let is_held = held.contains(&id_of(&renewal.lease));
+            let lease = id_of(&renewal.lease);
             renewal.answer(&match &second {
-                _ if is_held => Ok(LeaseStatus::Held),
+                _ if held.contains(&lease) => Ok(LeaseStatus::Held),
+                _ if lost.contains(&lease) => Ok(LeaseStatus::NotHeld),
                 Ok(()) => Ok(LeaseStatus::NotHeld),
                 Err(error) => Err(error.clone()),
             });
@@ -97,7 +104,8 @@ impl Batch<'_> {
 
     /// Reads by one statement which leases are held. Renewals that arrive meanwhile do not wait for several statements.
     pub(super) async fn are_held(&self, reads: Reads) {
-        let counts = self.count_held(&reads).await;
+        let leases: Vec<_> = reads.iter().map(|(lease, _)| lease).collect();
+        let counts = self.count_held(&leases).await;
         for (number, (lease, reply)) in reads.into_iter().enumerate() {
             let status = |counts: &HashMap<usize, usize>| {
                 LeaseStatus::of(counts.get(&number) == Some(&lease.keys.len()))
@@ -106,10 +114,20 @@ impl Batch<'_> {
         }
     }
 
-    /// How many keys each lease has that are its owner's. A lease is named by its place in `reads`.
-    async fn count_held(&self, reads: &Reads) -> Result<HashMap<usize, usize>, BackendError> {
-        let leases = reads.iter().map(|(lease, _)| lease);
-        let AskedKeys { numbers, keys, owners } = AskedKeys::of(leases);
+    /// Which of the leases are known not to be held. Reads by one statement, which waits for no row.
+    async fn not_held(&self, leases: &[&LeaseRef]) -> HashSet<LeaseId> {
+        let Ok(counts) = self.count_held(leases).await else { return HashSet::new() };
+        let leases = leases.iter().enumerate();
+        let lost = leases.filter(|(number, lease)| counts.get(number) != Some(&lease.keys.len()));
+        lost.map(|(_, lease)| id_of(lease)).collect()
+    }
+
+    /// How many keys each lease has that are its owner's. A lease is named by its place in `leases`.
+    async fn count_held(
+        &self,
+        leases: &[&LeaseRef],
+    ) -> Result<HashMap<usize, usize>, BackendError> {
+        let AskedKeys { numbers, keys, owners } = AskedKeys::of(leases.iter().copied());
         let parameters: Parameters<'_> = vec![
             (&numbers, Type::INT8_ARRAY),
             (&keys, Type::BYTEA_ARRAY),
