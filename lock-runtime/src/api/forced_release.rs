@@ -14,7 +14,7 @@ use crate::base::loss::Loss;
 use crate::base::options::ReleaseMode;
 use crate::base::owner::Owner;
 use crate::exec::events;
-use crate::lease::held_lease::LeaseOwner;
+use crate::lease::held_lease::EndsHolds;
 use crate::lock::core::PoolCore;
 
 impl LockPool {

@@ -12,7 +12,7 @@ use crate::exec::driver_answer::DriverAnswer;
 use crate::lease::lease::Lease;
 
 /// Ends the leases of a pool.
-pub(crate) trait LeaseOwner: Send + Sync {
+pub(crate) trait EndsHolds: Send + Sync {
     /// Hands the lock off to the next waiter of the process, or releases it at the store. The release goes on whether or
     /// not the result is awaited; `mode` says what the caller intends. `None` if the lease was released before.
     fn end_hold(self: Arc<Self>, lease: &Arc<Lease>, mode: ReleaseMode) -> Option<Releasing>;
@@ -21,26 +21,26 @@ pub(crate) trait LeaseOwner: Send + Sync {
 /// A lease on the way to its holder. Dropping it ends the hold.
 pub(crate) struct HeldLease {
     lease: Arc<Lease>,
-    owner: Arc<dyn LeaseOwner>,
+    pool: Arc<dyn EndsHolds>,
     /// Whether the hold was ended here. The drop that follows has nothing to do then.
     has_ended: AtomicBool,
 }
 
 impl HeldLease {
-    pub(crate) fn new(lease: Arc<Lease>, owner: Arc<dyn LeaseOwner>) -> Self {
-        Self { lease, owner, has_ended: AtomicBool::new(false) }
+    pub(crate) fn new(lease: Arc<Lease>, pool: Arc<dyn EndsHolds>) -> Self {
+        Self { lease, pool, has_ended: AtomicBool::new(false) }
     }
 
     pub(crate) fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
 
-    /// Ends the hold now, like [`LeaseOwner::end_hold`].
+    /// Ends the hold now, like [`EndsHolds::end_hold`].
     pub(crate) fn release(&self, mode: ReleaseMode) -> Option<Releasing> {
         if self.has_ended.swap(true, Ordering::Relaxed) {
             return None;
         }
-        self.owner.clone().end_hold(&self.lease, mode)
+        self.pool.clone().end_hold(&self.lease, mode)
     }
 }
 

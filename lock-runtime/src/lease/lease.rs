@@ -39,14 +39,14 @@ use crate::queue::permit_state::Holder;
 pub(crate) struct HoldTimes {
     /// When the wait began.
     pub(crate) requested_at: Instant,
-    pub(crate) granted_at: Instant,
+    pub(crate) hold_began_at: Instant,
 }
 
 impl HoldTimes {
     /// Of a hold without a wait.
     pub(crate) fn now(clock: Clock) -> Self {
         let now = clock.now();
-        Self { requested_at: now, granted_at: now }
+        Self { requested_at: now, hold_began_at: now }
     }
 }
 
@@ -98,8 +98,8 @@ pub(crate) struct Lease {
     pub(crate) ttl: Ttl,
     pub(crate) renew_every: Option<Duration>,
     store_keys: Arc<[Key]>,
-    pub(crate) granted_at: Instant,
-    /// When `min_hold` is over: `granted_at` without one.
+    pub(crate) hold_began_at: Instant,
+    /// When `min_hold` is over: `hold_began_at` without one.
     min_hold_until: Instant,
     pub(crate) metrics: LockMetrics,
     offer: Offer,
@@ -115,7 +115,7 @@ pub(crate) struct Lease {
     pub(crate) fence: Option<Fence>,
     /// When the wait began.
     requested_at: Instant,
-    /// When the request was sent to which the store granted the lock. After a hand-off, earlier than `granted_at` by whole
+    /// When the request was sent to which the store granted the lock. After a hand-off, earlier than `hold_began_at` by whole
     /// holds.
     pub(crate) grant_sent_at: Instant,
     /// When the store has forgotten all requests of this acquire that were never answered, if there are any.
@@ -154,15 +154,15 @@ impl Lease {
         spec: Arc<LockSpec>,
         grant: Grant,
         fence: Option<Fence>,
-        HoldTimes { requested_at, granted_at }: HoldTimes,
+        HoldTimes { requested_at, hold_began_at }: HoldTimes,
         clock: Clock,
     ) -> Self {
         let wait_ends = match spec.policy.wait {
             Wait::For(wait) => requested_at + wait,
-            Wait::Forever => granted_at,
+            Wait::Forever => hold_began_at,
         };
-        let offered_until = wait_ends.max(granted_at + spec.policy.ttl.get());
-        let limit = spec.policy.max_hold.map(|max_hold| granted_at + max_hold);
+        let offered_until = wait_ends.max(hold_began_at + spec.policy.ttl.get());
+        let limit = spec.policy.max_hold.map(|max_hold| hold_began_at + max_hold);
         let valid_until = limit.map_or(grant.valid_until, |limit| limit.min(grant.valid_until));
         let first_renewal =
             || spec.policy.first_renewal.map(|pause| jitter::early(grant.sent, pause, id));
@@ -172,12 +172,12 @@ impl Lease {
             body_runs: AtomicBool::new(false),
             fence,
             requested_at,
-            granted_at,
+            hold_began_at,
             metrics: spec.metrics.clone(),
             store_keys: spec.store_keys.clone(),
             ttl: spec.policy.ttl,
             renew_every: spec.policy.renew_every,
-            min_hold_until: granted_at + spec.policy.min_hold,
+            min_hold_until: hold_began_at + spec.policy.min_hold,
             limit,
             cancel_margin: spec.policy.cancel_margin(),
             owner: grant.owner,
@@ -218,7 +218,7 @@ impl Lease {
         if !mine.may_pass_to(its)
             || self.ambiguous_until.is_some()
             || valid_until.since(now) < its.ttl.get() / 2
-            || now.since(self.granted_at) < mine.min_hold
+            || now.since(self.hold_began_at) < mine.min_hold
         {
             return None;
         }
@@ -319,12 +319,12 @@ impl Lease {
     /// From the start of the hold to its end, or to now.
     pub(crate) fn held_for(&self) -> Duration {
         let ended_at = self.state.lock().ended_at;
-        ended_at.unwrap_or_else(|| self.clock.now()).since(self.granted_at)
+        ended_at.unwrap_or_else(|| self.clock.now()).since(self.hold_began_at)
     }
 
     /// From the call to the start of the hold.
     pub(crate) fn waited(&self) -> Duration {
-        self.granted_at.since(self.requested_at)
+        self.hold_began_at.since(self.requested_at)
     }
 
     /// When the store has forgotten the owner, even if no release reaches it.
@@ -354,7 +354,7 @@ impl Lease {
     /// What is left of the `min_hold`.
     pub(crate) fn remaining_min_hold(&self) -> Duration {
         // Without a `min_hold` the clock is not read.
-        if self.min_hold_until == self.granted_at {
+        if self.min_hold_until == self.hold_began_at {
             return Duration::ZERO;
         }
         self.min_hold_until.since(self.clock.now())
@@ -584,7 +584,7 @@ impl Lease {
 
     /// The lease as the holder of its key.
     pub(crate) fn holder(&self) -> Holder {
-        Holder { lease: self.id, owner: self.owner, since: self.granted_at }
+        Holder { lease: self.id, owner: self.owner, since: self.hold_began_at }
     }
 
     /// The call and the pool, for events.

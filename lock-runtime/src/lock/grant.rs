@@ -25,7 +25,7 @@ pub(crate) fn lease(
     contention: Contention,
 ) -> HeldLease {
     let id = core.tracker.next_id();
-    let times = HoldTimes { requested_at, granted_at: core.clock().now() };
+    let times = HoldTimes { requested_at, hold_began_at: core.clock().now() };
     let lease = acquired(core, id, spec, grant, times);
     track(core, &lease, contention);
     HeldLease::new(lease, core.clone())
@@ -41,7 +41,7 @@ pub(super) fn successor(
     grant: Grant,
     requested_at: Instant,
 ) -> HeldLease {
-    let times = HoldTimes { requested_at, granted_at: holder.since };
+    let times = HoldTimes { requested_at, hold_began_at: holder.since };
     let lease = acquired(core, holder.lease, spec, grant, times);
     core.tracker.replace(former, &lease);
     core.renewals.transfer(former, &lease);

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::base::options::ReleaseMode;
 use crate::exec::driver_answer::DriverAnswer;
 use crate::exec::events;
-use crate::lease::held_lease::{LeaseOwner, Releasing};
+use crate::lease::held_lease::{EndsHolds, Releasing};
 use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
@@ -21,7 +21,7 @@ use crate::lock::outgoing::{Outgoing, PendingRelease};
 use crate::queue::key_queue::WaitFor;
 use crate::queue::permit_state::Holder;
 
-impl LeaseOwner for PoolCore {
+impl EndsHolds for PoolCore {
     fn end_hold(self: Arc<Self>, lease: &Arc<Lease>, mode: ReleaseMode) -> Option<Releasing> {
         // The lock and the connection belong to the parent process.
         if self.is_inherited() {

@@ -11,7 +11,7 @@ use crate::base::key::Key;
 use crate::base::measurement::Measurement;
 use crate::base::options::ReleaseMode;
 use crate::exec::events;
-use crate::lease::held_lease::{HeldLease, LeaseOwner};
+use crate::lease::held_lease::{EndsHolds, HeldLease};
 use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
@@ -39,7 +39,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
     let barging_interval = core.config.barging_window.map(|window| window.interval);
     // A store that does not tell of waiters leaves no other sign of them. The holds of one grant begin within this time.
     let limit = linger.max(core.config.local_handoff_limit);
-    let is_recent = lease.granted_at.since(lease.grant_sent_at) < limit;
+    let is_recent = lease.hold_began_at.since(lease.grant_sent_at) < limit;
     let may_linger = core.capabilities.local_handoff
         && core.tracker.is_open()
         // No renewal would keep it alive.

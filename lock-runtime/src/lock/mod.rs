@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 mod admission;
 pub(crate) mod core;
 mod dispatch;
+mod final_release;
 mod grant;
 pub(crate) mod hold;
 mod linger;

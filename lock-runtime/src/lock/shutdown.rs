@@ -11,8 +11,8 @@ use crate::exec::event_thread;
 use crate::lease::lease::Lease;
 use crate::lease::tracker::{Counts, PoolPhase};
 use crate::lock::core::PoolCore;
+use crate::lock::final_release::release_all;
 use crate::lock::linger;
-use crate::lock::release::release_all;
 
 /// How the locks that were held, or not yet confirmed as released, at the start of a shutdown have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

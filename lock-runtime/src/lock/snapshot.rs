@@ -100,7 +100,7 @@ fn held_lock(lease: &Lease, queued: &HashMap<&Key, usize>, now: Instant) -> Held
         template,
         name,
         owner: lease.owner.tag(),
-        held_for: now.since(lease.granted_at),
+        held_for: now.since(lease.hold_began_at),
         valid_for: lease.valid_for(),
         fence: lease.fence,
         waiting: spec.store_keys.iter().filter_map(|key| queued.get(key)).sum(),

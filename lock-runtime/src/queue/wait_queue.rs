@@ -161,7 +161,7 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// Inserts a waiter whose first request was refused at its rank, unless it was cancelled meanwhile.
-    pub(crate) fn push_front(&self, key: &Key, entry: QueueEntry<W>) {
+    pub(crate) fn insert_at_rank(&self, key: &Key, entry: QueueEntry<W>) {
         let mut queues = self.lock();
         if queues.closed {
             drop(queues);

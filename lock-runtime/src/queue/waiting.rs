@@ -42,7 +42,7 @@ impl<W: Waiter, T> Future for Waiting<W, T> {
 
 impl<W: Waiter, T> Drop for Waiting<W, T> {
     fn drop(&mut self) {
-        // Closed first: `push_front` then either sees that the waiter is cancelled, or has inserted it.
+        // Closed first: `insert_at_rank` then either sees that the waiter is cancelled, or has inserted it.
         if self.answer.close() {
             self.queues.cancel(&self.key, self.id);
         }

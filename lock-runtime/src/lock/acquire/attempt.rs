@@ -10,21 +10,12 @@ use crate::base::clock::Instant;
 use crate::base::fence::Fences;
 use crate::base::jitter;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::base::policy::Policy;
 use crate::base::text::rounded;
 use crate::lease::grant::Grant;
 use crate::queue::key_queue::Contention;
 use crate::queue::permit::KeyPermit;
-
-/// How long one acquire request may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TimeLimits {
-    pub(crate) longest: Duration,
-    /// The least time, even for a shorter wait: what a request usually takes.
-    pub(crate) least: Duration,
-}
 
 /// The requests of one owner token, from the first to the grant or the undo.
 ///
@@ -217,53 +208,6 @@ impl Attempts {
     /// Doubles with each request, from 20 ms to 640 ms.
     fn doubling(&self) -> Duration {
         Duration::from_millis(20 << self.count.saturating_sub(1).min(5))
-    }
-}
-
-/// Until when a request waits for room at a paced store. A single attempt has a whole request timeout.
-pub(crate) fn admission_ends(
-    policy: &Policy,
-    since: Instant,
-    deadline: Option<Instant>,
-    request_timeout: Duration,
-) -> Option<Instant> {
-    if policy.waits() { deadline } else { Some(since + request_timeout) }
-}
-
-/// How long a request that is sent at `now` may take. The end of the wait is the limit, except for the least time that a
-/// request needs: the wait bounds when another request may begin. A single try has the whole request timeout.
-pub(crate) fn time_limit(
-    limits: TimeLimits,
-    policy: &Policy,
-    deadline: Option<Instant>,
-    now: Instant,
-) -> Duration {
-    limit_within(limits, policy, deadline.map(|deadline| deadline.since(now)))
-}
-
-/// Like [`time_limit`], at the beginning of the wait. Equal for equal policies.
-pub(crate) fn first_time_limit(limits: TimeLimits, policy: &Policy) -> Duration {
-    let left = match policy.wait {
-        Wait::For(wait) => Some(wait),
-        Wait::Forever => None,
-    };
-    limit_within(limits, policy, left)
-}
-
-fn limit_within(limits: TimeLimits, policy: &Policy, left: Option<Duration>) -> Duration {
-    let longest = limits.longest.min(policy.ttl.validity());
-    longest.min(left_for_request(limits, policy, left))
-}
-
-/// How long a request may take within a wait of which this time is left.
-pub(crate) fn left_for_request(
-    limits: TimeLimits,
-    policy: &Policy,
-    left: Option<Duration>,
-) -> Duration {
-    match left {
-        Some(left) if policy.waits() => left.max(limits.least),
-        _ => Duration::MAX,
     }
 }
 

@@ -13,8 +13,9 @@ use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::exec::events;
-use crate::lock::acquire::attempt::{Answer, Attempts, admission_ends, left_for_request};
+use crate::lock::acquire::attempt::{Answer, Attempts};
 use crate::lock::acquire::run;
+use crate::lock::acquire::time_limits::{admission_ends, left_for_request};
 use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
@@ -159,7 +160,7 @@ fn on_answer(
     } else {
         let wait_for = WaitFor::Lock(waiter);
         let entry = QueueEntry { id, since, deadline, attempts: 1, wait_for };
-        core.queue.push_front(permit.key(), entry);
+        core.queue.insert_at_rank(permit.key(), entry);
         run::resume(core, permit, attempts, pause, reported);
     }
 }

@@ -7,6 +7,7 @@ mod multi_key;
 mod pending_reply;
 pub(crate) mod run;
 mod stepwise;
+pub(crate) mod time_limits;
 
 use std::future::Future;
 use std::pin::Pin;

@@ -25,13 +25,12 @@ use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
 use crate::exec::events;
 use crate::lease::tracker::InFlightToken;
-use crate::lock::acquire::attempt::{
-    Answer, Attempts, Granted, Requested, admission_ends, is_cut_off, time_limit,
-};
+use crate::lock::acquire::attempt::{Answer, Attempts, Granted, Requested, is_cut_off};
 use crate::lock::acquire::first_request::no_room;
 use crate::lock::acquire::local_permits::LocalPermits;
 use crate::lock::acquire::pending_reply::PendingReply;
 use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
+use crate::lock::acquire::time_limits::{admission_ends, time_limit};
 use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;

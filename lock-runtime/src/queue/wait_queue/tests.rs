@@ -161,14 +161,14 @@ fn a_refused_waiter_keeps_its_rank_unless_it_is_cancelled() {
     };
     let cancelled = TestWaiter::new("k", false);
     cancelled.is_cancelled.store(true, Ordering::SeqCst);
-    queues.push_front(&KEY, entry(&cancelled));
+    queues.insert_at_rank(&KEY, entry(&cancelled));
     assert_eq!(queues.begin_request(&KEY).unwrap().successors, 0);
     let refused = TestWaiter::new("k", false);
-    queues.push_front(&KEY, entry(&refused));
+    queues.insert_at_rank(&KEY, entry(&refused));
     let head = queues.begin_request(&KEY).unwrap();
     assert_eq!((head.id, head.successors), (1, 1));
     queues.close();
-    queues.push_front(&KEY, entry(&TestWaiter { rejected: Arc::default(), ..refused.clone() }));
+    queues.insert_at_rank(&KEY, entry(&TestWaiter { rejected: Arc::default(), ..refused.clone() }));
     assert_eq!(refused.rejected(), Some(ErrorKind::PoolClosed));
     assert_eq!(cancelled.rejected(), None);
 }
@@ -609,7 +609,7 @@ async fn a_waiter_is_rejected_at_its_deadline() {
     assert_eq!(kinds(), [None, conflict, None, None]);
     // A waiter that was inserted at its rank has its deadline too.
     let entry = queues.take_head(&KEY, ids[2], |_| false).unwrap();
-    queues.push_front(&KEY, entry);
+    queues.insert_at_rank(&KEY, entry);
     pass(second).await;
     assert_eq!(kinds(), [None, conflict, conflict, None]);
     assert_eq!(queues.begin_request(&KEY).unwrap().id, ids[3]);

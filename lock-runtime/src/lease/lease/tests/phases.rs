@@ -98,7 +98,7 @@ async fn a_lease_is_lost_a_margin_before_its_end_for_what_has_ended_it() {
         (plain().renew(Renew::Off).max_hold(secs(5)), secs(5), Loss::MaxHold),
     ] {
         let lease = granted(options, clock);
-        let cancel_at = lease.granted_at + (ends_after - ms(500));
+        let cancel_at = lease.hold_began_at + (ends_after - ms(500));
         assert_eq!(lease.valid_for(), ends_after);
         if lease.renew_every.is_some() {
             renew(&lease);
@@ -118,7 +118,7 @@ async fn a_lease_is_lost_a_margin_before_its_end_for_what_has_ended_it() {
 async fn a_renewal_is_due_a_little_before_its_interval_and_extends_validity_from_its_sending() {
     let clock = clock().await;
     let lease = granted(plain().min_hold(secs(15)).max_hold(secs(18)), clock);
-    let start = lease.granted_at;
+    let start = lease.hold_began_at;
     assert_eq!(lease.stored_until(), start + secs(15));
     let due = lease.due().unwrap();
     assert!((start + ms(2_500)..=start + secs(3)).contains(&due), "{due:?}");
@@ -145,7 +145,7 @@ async fn a_renewal_is_due_a_little_before_its_interval_and_extends_validity_from
 async fn a_failed_renewal_is_repeated_soon_and_in_doubt() {
     let clock = clock().await;
     let lease = granted(plain(), clock);
-    let start = lease.granted_at;
+    let start = lease.hold_began_at;
     assert!(lease.unconfirmed().is_none());
     renew(&lease);
     lease.on_renewal_failed(start + secs(3), start + secs(3), failure());
@@ -189,7 +189,7 @@ async fn a_grant_is_withdrawn_after_a_ttl_unless_it_is_picked_up() {
         let [offered, taken] = [(); 2].map(|()| granted(plain().wait(wait), clock));
         assert!(taken.pick_up());
         assert!(!taken.pick_up(), "once");
-        let start = offered.granted_at;
+        let start = offered.hold_began_at;
         for lease in [&offered, &taken] {
             renew(lease);
             lease.on_renewed(start + secs(6), secs(8));
@@ -224,7 +224,7 @@ async fn a_hold_is_handed_on_with_all_that_is_left_of_it() {
     let second = lease_of(spec_of(plain()), grant, clock);
     assert!(second.has_permit());
     assert_eq!((second.owner, second.grant_sent_at), (owner, since));
-    assert_eq!(second.granted_at, clock.now());
+    assert_eq!(second.hold_began_at, clock.now());
     assert_eq!((second.due(), second.valid_until()), (due, until));
     assert_eq!(second.stored_until(), stored);
 }
@@ -610,7 +610,7 @@ async fn a_wait_lasts_from_the_call_to_the_grant() {
     let (spec, requested_at) = (spec_of(plain()), clock.now());
     pass(ms(30)).await;
     let grant = grant_of(&spec, clock);
-    let times = HoldTimes { requested_at, granted_at: clock.now() };
+    let times = HoldTimes { requested_at, hold_began_at: clock.now() };
     let lease = Lease::new(1, "pool".into(), Arc::new(spec), grant, times, clock);
     assert_eq!((lease.waited(), lease.held_for()), (ms(30), Duration::ZERO));
 }

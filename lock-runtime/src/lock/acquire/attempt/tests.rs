@@ -2,7 +2,7 @@ use super::*;
 use crate::base::call_site::LockLabel;
 use crate::base::fence::Fence;
 use crate::base::key::Key;
-use crate::base::options::{Defaults, LockOptions};
+use crate::base::options::{Defaults, LockOptions, Wait};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -224,36 +224,6 @@ fn a_successor_has_side_effects_and_a_new_owner_has_none() {
 }
 
 #[test]
-fn a_request_has_the_rest_of_the_wait_but_no_less_than_it_needs() {
-    let limits = TimeLimits { longest: ms(1_000), least: ms(250) };
-    let policy = |wait| policy(LockOptions::new().wait(wait));
-    let (some, single) = (policy(Wait::For(ms(600))), policy(Wait::For(Duration::ZERO)));
-    let forever = policy(Wait::Forever);
-    let single_by_count = self::policy(LockOptions::new().wait(Wait::For(ms(600))).retry_count(0));
-    let now = at(1_000);
-    for (policy, deadline, expected) in [
-        (&some, Some(at(1_600)), 600),
-        (&some, Some(at(1_100)), 250),
-        (&some, Some(at(900)), 250),
-        (&some, Some(at(9_000)), 1_000),
-        (&single, Some(at(1_000)), 1_000),
-        (&single_by_count, Some(at(1_000)), 1_000),
-        (&forever, None, 1_000),
-    ] {
-        assert_eq!(time_limit(limits, policy, deadline, now), ms(expected), "{deadline:?}");
-    }
-    assert_eq!(first_time_limit(limits, &some), ms(600));
-    assert_eq!(first_time_limit(limits, &policy(Wait::For(ms(10)))), ms(250));
-    assert_eq!(first_time_limit(limits, &single), ms(1_000));
-    assert_eq!(first_time_limit(limits, &single_by_count), ms(1_000));
-    assert_eq!(first_time_limit(limits, &forever), ms(1_000));
-    // Never longer than a grant would be valid.
-    let limits = TimeLimits { longest: TTL * 2, least: ms(250) };
-    assert_eq!(first_time_limit(limits, &forever), forever.ttl.validity());
-    assert_eq!(time_limit(limits, &forever, None, now), forever.ttl.validity());
-}
-
-#[test]
 fn retry_count_and_an_outage_end_a_wait() {
     let counted = policy(LockOptions::new().retry_count(2));
     assert_eq!([1, 2, 3, 4].map(|n| counted.is_out_of_attempts(n)), [false, false, true, true]);
@@ -283,19 +253,4 @@ fn a_step_of_several_keys_may_have_an_effect_and_counts_when_it_is_granted() {
     assert_eq!(attempts.count, 0);
     attempts.on_step_granted();
     assert_eq!(attempts.count, 1);
-}
-
-#[test]
-fn a_request_waits_for_room_until_its_wait_ends_and_a_single_try_for_its_timeout() {
-    let (since, deadline, timeout) = (at(1_000), Some(at(4_000)), ms(500));
-    for (wait, ends) in [
-        (Wait::For(Duration::ZERO), Some(at(1_500))),
-        (Wait::For(ms(3_000)), deadline),
-        (Wait::Forever, deadline),
-    ] {
-        let policy = policy(LockOptions::new().wait(wait));
-        assert_eq!(admission_ends(&policy, since, deadline, timeout), ends, "{wait:?}");
-    }
-    let single_by_count = policy(LockOptions::new().wait(Wait::Forever).retry_count(0));
-    assert_eq!(admission_ends(&single_by_count, since, Some(since), timeout), Some(at(1_500)));
 }
