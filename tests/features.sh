@@ -20,7 +20,7 @@ build() {
 if [[ $# -eq 0 ]]; then
     # An item of one store that another one needs shows, and one that a feature without a store needs. The first set has the
     # default features.
-    features=("macros redis serde" "rediss testing" "mysql metrics" "postgres-tls tower" "zookeeper actix" "etcd-tls axum")
+    features=("macros redis" "rediss testing" "mysql metrics serde" "postgres-tls tower" "zookeeper actix" "etcd-tls axum")
 fi
 # None, each, and each pair.
 n="${#features[@]}"

@@ -283,6 +283,8 @@ else
 fi
 # With an example, dependencies have the features that they have for the tests, and are not checked again.
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps --lib --bin lockctl --example quickstart
+# The tests have run it, with all features. This is the command of the first run.
+step "checking the quickstart" cargo check --quiet --example quickstart
 if command -v cargo-deny >/dev/null; then
     step "checking the dependencies" cargo deny --all-features check bans licenses sources
 else

@@ -178,8 +178,9 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// ```
 ///
 /// Works on free functions, methods with any receiver, trait implementations (native and `#[async_trait]`), generic
-/// functions, and `fn` that return an `async move` block or a `Box::pin` of one. With `pool = expression` it goes above `#[tokio::main]` and
-/// `#[tokio::test]`; otherwise lock a function that they call. It goes beside `#[tracing::instrument]` in either order.
+/// functions, and `fn` that return an `async move` block or a `Box::pin` of one. With `pool = expression` it goes
+/// above `#[tokio::main]` and `#[tokio::test]`; otherwise lock a function that they call. It goes beside
+/// `#[tracing::instrument]` in either order.
 ///
 /// The call keeps the output while the lock is released. Its future is `Send` if the output is too: write
 /// `Box<dyn Error + Send + Sync>`, not `Box<dyn Error>`, in a function for `tokio::spawn`.

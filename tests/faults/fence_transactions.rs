@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lock_runtime::{Fence, LockError, LockGuard, LockPool};
 use lock_tests::prelude::*;
-use lock_tests::proxy::{Action, Trap};
+use lock_tests::proxy::{Action, Command, Trap};
 use lock_tests::{FaultProxy, RedisServer, eventually_async};
 
 const COUNTER: &str = "lock_runtime:fence";
@@ -25,7 +25,7 @@ fn transactions(server: &RedisServer) -> u64 {
 fn on_transaction_for(proxy: &FaultProxy, key: &str, action: Action) -> Trap {
     let key = key.to_owned();
     let mut is_begun = false;
-    let matches = move |command: &lock_tests::proxy::Command| {
+    let matches = move |command: &Command| {
         // Scripts acquire it otherwise.
         is_begun |= command.is("SET") && command.mentions(&key);
         is_begun && command.is("EXEC")
@@ -82,15 +82,26 @@ async fn check_retry(action: Action) {
     assert!(cycle(&scene.other, "k").await > last);
 }
 
-async fn check_single_try(action: Action) {
+async fn check_dropped(action: Action) {
     let scene = Scene::new().await;
     let trap = on_transaction_for(&scene.proxy, "k", action);
     let acquire = async || {
-        let taken = scene.pool.lock("k").ttl(LONG).try_acquire().await?;
-        Ok(taken.expect("no other process takes it"))
+        let acquire = tokio::spawn(scene.pool.lock("k").ttl(LONG).acquire());
+        let is_over = async || trap.sprung() || acquire.is_finished();
+        eventually_async(ms(20_000), "it is sent", is_over).await;
+        if trap.sprung() {
+            acquire.abort();
+        }
+        acquire.await
     };
-    let error = scene.until_sprung(&trap, acquire).await.unwrap_err();
-    assert!(error.is_backend(), "{error}");
+    let mut rounds = 0;
+    while !trap.sprung() {
+        rounds += 1;
+        assert!(rounds <= ROUNDS, "no transaction in {ROUNDS} rounds");
+        cycle(&scene.pool, "before").await;
+        // Dropped without an answer, or with the grant of another try.
+        drop(acquire().await);
+    }
     eventually_async(ms(10_000), "the key is free", async || {
         scene.server.cli(&["EXISTS", "k"]) == "0"
     })
@@ -110,8 +121,8 @@ macro_rules! for_each_fault {
                 }
 
                 #[tokio::test]
-                async fn a_single_try_leaves_nothing_behind() {
-                    check_single_try(Action::$action).await;
+                async fn a_dropped_acquire_leaves_nothing_behind() {
+                    check_dropped(Action::$action).await;
                 }
             }
         )*
@@ -186,6 +197,70 @@ async fn a_user_without_the_commands_of_a_transaction_gets_fences_by_script() {
         assert_eq!(refusals(), at_refusal, "{refused:?}: not tried again at once");
         assert_eq!(server.cli(&["KEYS", "*"]), COUNTER, "{refused:?}");
     }
+}
+
+/// A transaction stays open there, and the server queues all later commands of its connection.
+#[tokio::test]
+async fn a_server_that_refuses_the_end_of_a_transaction_gets_new_connections() {
+    let server = RedisServer::builder().config_line("rename-command EXEC \"\"").start();
+    let pool = LockPool::builder(server.url()).wait(ms(20_000)).connect().await.unwrap();
+    let mut last = None;
+    for _ in 0..ROUNDS {
+        last = grown(last, cycle(&pool, "k").await);
+        let unfenced = pool.lock("other").fencing(false).acquire().await.unwrap();
+        unfenced.release().await.unwrap();
+        if server.calls("multi") > 0 {
+            break;
+        }
+    }
+    let begun = server.calls("multi");
+    assert!(begun > 0, "no transaction in {ROUNDS} rounds");
+    for _ in 0..20 {
+        last = grown(last, cycle(&pool, "k").await);
+        let unfenced = pool.lock("other").fencing(false).acquire().await.unwrap();
+        unfenced.release().await.unwrap();
+    }
+    assert_eq!(server.calls("multi"), begun, "not tried again at once");
+    assert_eq!(server.cli(&["KEYS", "*"]), COUNTER);
+}
+
+/// The script that mints the fence arrives when the grant is released, and another one may be due.
+#[tokio::test]
+async fn a_late_script_for_a_fence_takes_no_lock() {
+    let scene = Scene::new().await;
+    let mut round = 0;
+    loop {
+        round += 1;
+        assert!(round <= ROUNDS, "no transaction in {ROUNDS} rounds");
+        cycle(&scene.pool, "before").await;
+        scene.server.cli(&["SET", COUNTER, "1"]);
+        let (sent, mut is_granted) = (transactions(&scene.server), false);
+        let matches = move |command: &Command| {
+            let is_first = !is_granted;
+            is_granted |= command.is("SET") && command.mentions("k");
+            !is_first && command.is("EVALSHA") && command.mentions("k")
+        };
+        let trap = scene.proxy.on_next(matches, Action::HoldRequest);
+        let acquire = tokio::spawn(scene.pool.lock("k").ttl(LONG).acquire());
+        let is_sent = async || trap.sprung() || acquire.is_finished();
+        eventually_async(ms(20_000), "the script is sent", is_sent).await;
+        if transactions(&scene.server) == sent {
+            // The first request was a script.
+            acquire.await.unwrap().unwrap().release().await.unwrap();
+            continue;
+        }
+        assert!(trap.sprung());
+        acquire.abort();
+        drop(acquire.await);
+        break;
+    }
+    cycle(&scene.other, "k").await;
+    let scripts = scene.server.calls("evalsha");
+    scene.proxy.release_held();
+    let arrived = async || scene.server.calls("evalsha") > scripts;
+    eventually_async(ms(20_000), "the script arrives", arrived).await;
+    let free = async || scene.server.cli(&["EXISTS", "k"]) == "0";
+    eventually_async(ms(10_000), "the key is free", free).await;
 }
 
 /// `INCRBY` fails, and the `SET` before it does not.

@@ -167,9 +167,10 @@ impl FaultProxy {
         has(text) || has(&digits)
     }
 
-    /// Whether clients have sent something since the last [`hold`](Self::hold) of commands, while they were held.
-    pub fn has_held_any(&self) -> bool {
-        !self.wire.held.lock().unwrap().is_empty()
+    /// As [`has_held`](Self::has_held), for bytes.
+    pub fn has_held_bytes(&self, bytes: &[u8]) -> bool {
+        let held = self.wire.held.lock().unwrap();
+        held.windows(bytes.len()).any(|part| part == bytes)
     }
 
     /// From now on what flows this way arrives so much later, in order. Zero ends it.
@@ -212,6 +213,11 @@ impl FaultProxy {
     /// How often it has hung up on a command that it does not know.
     pub fn hang_ups(&self) -> usize {
         self.wire.hang_ups.load(Ordering::SeqCst)
+    }
+
+    /// How many connections it has [refused](Self::refuse).
+    pub fn refusals(&self) -> usize {
+        self.wire.refusals.load(Ordering::SeqCst)
     }
 
     /// How many connections it has taken.
@@ -317,6 +323,7 @@ struct Wire {
     known: Mutex<Option<Known>>,
     hang_ups: AtomicUsize,
     refuse: AtomicBool,
+    refusals: AtomicUsize,
     connections: AtomicUsize,
     open: AtomicUsize,
     commands: AtomicUsize,
@@ -418,6 +425,7 @@ async fn serve(listener: std::net::TcpListener, wire: &Arc<Wire>) {
     loop {
         let Ok((client, _)) = listener.accept().await else { continue };
         if wire.refuse.load(Ordering::SeqCst) {
+            wire.refusals.fetch_add(1, Ordering::SeqCst);
             reset(client);
             continue;
         }

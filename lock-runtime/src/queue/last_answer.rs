@@ -88,7 +88,7 @@ pub(super) fn held_in_process(end: WaitEnd) -> LockError {
 /// The error for a wait that ends while this process requests the lock, without any answer of the store.
 #[cold]
 pub(super) fn requested_in_process(end: WaitEnd) -> LockError {
-    conflict("another task of this process is requesting the lock", end, None)
+    conflict("this process is still requesting the lock", end, None)
 }
 
 /// The error for a wait that ends while this process releases the lock.

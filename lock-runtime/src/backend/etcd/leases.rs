@@ -21,12 +21,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::backend::coordination::lifetime_classes::class_of;
+use crate::backend::etcd::grpc::CallFailure;
 use crate::backend::etcd::key_names::KeyNames;
 use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Transaction};
-use crate::backend::etcd::server_error::{is_denied, is_without_space, unanswered};
+use crate::backend::etcd::server_error::{CallStatus, is_denied, is_without_space, unanswered};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::mutex::Mutex;
@@ -496,7 +497,11 @@ impl Leases {
 
     /// Ends a lease and all its keys. A lease that is already gone is not an error.
     pub(crate) async fn revoke(member: &Arc<Member>, id: i64) -> Result<(), BackendError> {
-        member.call("/etcdserverpb.Lease/LeaseRevoke", &lease::of_lease(id)).await.map(drop)
+        match member.try_call("/etcdserverpb.Lease/LeaseRevoke", &lease::of_lease(id)).await {
+            Ok(_) => Ok(()),
+            Err(CallFailure::Refused(status)) if CallStatus::is_without_lease(&status) => Ok(()),
+            Err(failure) => Err(member.failed(failure)),
+        }
     }
 
     fn class(&self, seconds: u64) -> Arc<LeaseClass> {

@@ -114,7 +114,7 @@ struct MemberTask {
     state: watch::Sender<MemberState>,
     last_requests: mpsc::UnboundedReceiver<LastRequests>,
     /// Set when the pool is closed.
-    ending: Option<Ending>,
+    ending: Option<LeasesEnding>,
     /// The member of the last connection.
     member: usize,
     /// The number of the last connection.
@@ -124,7 +124,7 @@ struct MemberTask {
 }
 
 /// What is left to send. It is sent once more on the next connection if one ends without the answers.
-struct Ending {
+struct LeasesEnding {
     requests: LastRequests,
     until: Instant,
 }
@@ -199,7 +199,7 @@ impl MemberTask {
                         outcome = &mut attempt => break outcome,
                         last = self.last_requests.recv(), if until.is_none() => {
                             let until = clock.now() + limit;
-                            self.ending = Some(Ending { requests: last?, until });
+                            self.ending = Some(LeasesEnding { requests: last?, until });
                         }
                         () = clock.sleep_until_due(until) => return None,
                     }
@@ -269,19 +269,22 @@ impl MemberTask {
                 last = self.last_requests.recv() => last,
             };
             let until = self.opener.clock.now() + limit;
-            self.ending = Some(Ending { requests: last?, until });
+            self.ending = Some(LeasesEnding { requests: last?, until });
         }
-        let Ending { requests, until } = self.ending.as_ref()?;
+        let LeasesEnding { requests, until } = self.ending.as_ref()?;
         let left = until.since(self.opener.clock.now());
         let lost = |why: String| connection_lost(&member.name, &why);
         let ended =
             timeout(left, until_ended(end(member.clone(), requests), &mut driver, lost)).await;
         // The next connection sends them once more.
-        ended.ok()?.err().filter(|error| error.kind() != FailureKind::Rejected)
+        ended.ok()?.err()
     }
 }
 
 /// The last requests of a pool, all sent at the same time.
+///
+/// # Errors
+/// Some may not have been executed.
 async fn end(member: Arc<Member>, requests: &LastRequests) -> Result<(), BackendError> {
     /// The servers' default limit is 128.
     const AT_ONCE: usize = 100;
@@ -299,7 +302,11 @@ async fn end(member: Arc<Member>, requests: &LastRequests) -> Result<(), Backend
     }
     let mut outcome = Ok(());
     while let Some(ended) = ending.join_next().await {
-        outcome = outcome.and(ended.unwrap_or(Ok(())));
+        match ended.unwrap_or(Ok(())) {
+            // What is refused is not sent once more.
+            Err(error) if error.kind() != FailureKind::Rejected => outcome = Err(error),
+            Ok(()) | Err(_) => {}
+        }
     }
     outcome
 }

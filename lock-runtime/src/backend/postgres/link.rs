@@ -1,7 +1,7 @@
 //! A connection that is opened again when it ends, and the requests that wait for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -30,6 +30,12 @@ const IDLE_CHECK: Duration = Duration::from_secs(5);
 /// How long a notification of the pool to itself may take.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long a pooler is not probed again that has passed on no notification. A busy one may have been too late.
+const PROBE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// No moment.
+const NEVER: u64 = u64::MAX;
+
 /// What the connections of a pool share.
 pub(crate) struct PoolState {
     pub(crate) connector: Connector,
@@ -37,28 +43,33 @@ pub(crate) struct PoolState {
     pub(crate) clock: Clock,
     /// The channel on which notifications arrive, or nothing.
     channel: Mutex<String>,
-    /// Whether a pooler in front of the server has passed on no notification.
-    is_unnotified: AtomicBool,
+    /// When a pooler in front of the server has passed on no notification, in the clock's nanoseconds.
+    unnotified_at: AtomicU64,
 }
 
 impl PoolState {
     pub(crate) fn new(connector: Connector, events: Arc<QueueEvents>, clock: Clock) -> Self {
-        let (channel, is_unnotified) = (Mutex::default(), AtomicBool::default());
-        Self { connector, events, clock, channel, is_unnotified }
+        let (channel, unnotified_at) = (Mutex::default(), AtomicU64::new(NEVER));
+        Self { connector, events, clock, channel, unnotified_at }
     }
 
     /// Has `session` listen, if notifications may arrive there.
     async fn listen(&self, session: &Session, probed: &Notify) -> Result<(), BackendError> {
-        let is_known = !session.is_direct && self.is_unnotified.load(Ordering::Relaxed);
-        let channel = if is_known {
+        let now = self.clock.now();
+        let unnotified_at = self.unnotified_at.load(Ordering::Relaxed);
+        let is_known = unnotified_at != NEVER
+            && now.since(Instant::from_nanos(unnotified_at)) < PROBE_INTERVAL;
+        let channel = if is_known && !session.is_direct {
             String::new()
         } else {
             // A pooler that passes on no notification takes the time of the probe, too.
             let limit = self.connector.limits.connect.saturating_add(PROBE_TIMEOUT);
             let listening = listen(&self.connector, session, probed);
-            timeout(limit, listening).await.unwrap_or_else(|_| Err(no_answer()))?
+            let channel = timeout(limit, listening).await.unwrap_or_else(|_| Err(no_answer()))?;
+            let at = if channel.is_empty() { now.as_nanos() } else { NEVER };
+            self.unnotified_at.store(at, Ordering::Relaxed);
+            channel
         };
-        self.is_unnotified.store(channel.is_empty(), Ordering::Relaxed);
         *self.channel.lock() = channel;
         Ok(())
     }

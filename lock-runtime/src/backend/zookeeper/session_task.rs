@@ -54,11 +54,11 @@ pub(crate) struct SessionTask {
     /// How long the last connection took to open.
     took: Duration,
     /// Set when the pool is closed.
-    ending: Option<Ending>,
+    ending: Option<SessionEnding>,
 }
 
 /// What is left to send. It is sent once more on the next connection if one ends without the answer.
-struct Ending {
+struct SessionEnding {
     end: SessionEnd,
     until: Instant,
 }
@@ -275,8 +275,8 @@ impl SessionTask {
         }
     }
 
-    /// The outcome of `attempt`. Requests that come meanwhile fail with `error`. `None` if the pool is closed, and there is no session
-    /// to end, or no time left for it.
+    /// The outcome of `attempt`. Requests that come meanwhile fail with `error`. `None` if the pool is closed, and there is no
+    /// session to end, or no time left for it.
     async fn failing_requests<T>(
         &mut self,
         error: Option<&BackendError>,
@@ -376,12 +376,13 @@ impl SessionTask {
     }
 
     fn begin_end(&mut self, end: SessionEnd) {
-        self.ending = Some(Ending { end, until: self.clock.now() + self.dialer.limits.request });
+        self.ending =
+            Some(SessionEnding { end, until: self.clock.now() + self.dialer.limits.request });
     }
 
     /// If the pool is closed.
     fn send_end(&self, open: &mut OpenExchange) {
-        let Some(Ending { end, until }) = &self.ending else { return };
+        let Some(SessionEnding { end, until }) = &self.ending else { return };
         let last = match end {
             SessionEnd::Session => &[NodeOperation::CloseSession][..],
             SessionEnd::Nodes(deletes) => deletes,

@@ -532,7 +532,7 @@ fn a_wait_behind_a_release_ends_with_what_became_of_the_release() {
     queues.mark_releasing(&[KEY], 7);
     assert!(matches!(queues.pass(&[KEY])[..], [AfterPass::Queue(_)]));
     queues.clear_failure();
-    expect(ErrorKind::Conflict, "another task of this process is requesting the lock");
+    expect(ErrorKind::Conflict, "this process is still requesting the lock");
     queues.record_answer(&[KEY], &LastAnswer::Held { expires_in: None });
     expect(ErrorKind::Conflict, "the lock is held by another owner");
 }

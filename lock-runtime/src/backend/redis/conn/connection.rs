@@ -168,7 +168,7 @@ impl Connection {
     /// Sends one command. The inner error is the server's error answer.
     pub(crate) async fn try_send(&self, command: &Cmd) -> Result<ServerAnswer, BackendError> {
         let send = async |io: &LinkIo| io.send(command).await;
-        let answer = self.request(Path::Background, send, is_served).await?;
+        let answer = self.request(Path::Background, send, AnswerSign::of).await?;
         Ok(answer.and_then(Value::extract_error))
     }
 
@@ -179,7 +179,7 @@ impl Connection {
     ) -> Result<Vec<ServerAnswer>, BackendError> {
         let send = async |io: &LinkIo| io.send_all(commands).await;
         let answer =
-            self.request(Path::Background, send, |answers| answers.iter().all(is_served)).await?;
+            self.request(Path::Background, send, |answers| AnswerSign::of_all(answers)).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
     }
@@ -193,7 +193,7 @@ impl Connection {
     ) -> Result<ServerAnswer, BackendError> {
         if prelude == Prelude::None {
             let send = async |io: &LinkIo| io.send_written(command).await;
-            let answer = self.request(path, send, is_served).await?;
+            let answer = self.request(path, send, AnswerSign::of).await?;
             return Ok(answer.and_then(Value::extract_error));
         }
         let command = |_: usize, out: &mut CommandWriter<'_>| command(out);
@@ -209,10 +209,22 @@ impl Connection {
         count: usize,
         command: &WriteNthCommand<'_>,
     ) -> Result<Vec<ServerAnswer>, BackendError> {
-        let send = async |io: &LinkIo| io.send_all_written(prelude, count, command).await;
-        let answer = self.request(path, send, |answers| answers.iter().all(is_served)).await?;
-        let values = answer.map_err(|error| self.failure(error))?;
+        let values = self.send_raw(path, prelude, count, command, AnswerSign::of_all).await?;
         Ok(prelude.skip_own(values).map(Value::extract_error).collect())
+    }
+
+    /// As [`send_after`](Self::send_after), with all answers as they are. `sign` judges them.
+    pub(crate) async fn send_raw(
+        &self,
+        path: Path,
+        prelude: Prelude,
+        count: usize,
+        command: &WriteNthCommand<'_>,
+        sign: impl FnOnce(&[Value]) -> AnswerSign,
+    ) -> Result<Vec<Value>, BackendError> {
+        let send = async |io: &LinkIo| io.send_all_written(prelude, count, command).await;
+        let answer = self.request(path, send, |answers| sign(answers)).await?;
+        answer.map_err(|error| self.failure(error))
     }
 
     /// The failure of a request that the server answered with `error`. A connection to a replica is given up.
@@ -280,15 +292,24 @@ impl Connection {
         &self,
         path: Path,
         request: impl AsyncFnOnce(&LinkIo) -> Result<T, RedisError>,
-        is_served: impl FnOnce(&T) -> bool,
+        sign: impl FnOnce(&T) -> AnswerSign,
     ) -> Result<Result<T, RedisError>, BackendError> {
         let at = self.state.clock.now();
         let io = self.state.link_io(path, at)?;
         let mut sent = SentRequest { state: &self.state, io, at, answered: false };
         let answer = request(&sent.io).await;
         sent.answered = true;
-        if answer.as_ref().map_or_else(|error| !server_error::is_hang_up(error), is_served) {
-            self.state.served.store(sent.at.as_nanos(), Ordering::Relaxed);
+        let sign = match &answer {
+            Ok(values) => sign(values),
+            Err(error) if server_error::is_hang_up(error) => AnswerSign::NotServed,
+            Err(_) => AnswerSign::Served,
+        };
+        match sign {
+            AnswerSign::Served => {
+                self.state.served.store(sent.at.as_nanos(), Ordering::Relaxed);
+            }
+            AnswerSign::NotServed => {}
+            AnswerSign::InTransaction => sent.io.io.stop(),
         }
         if answer.as_ref().is_err_and(server_error::is_hang_up) && sent.io.was_silent() {
             return Err(end_reason::unanswered(&self.server()));
@@ -310,8 +331,29 @@ impl Drop for Connection {
     }
 }
 
-fn is_served(answer: &Value) -> bool {
-    !server_error::is_loading_answer(answer)
+/// What an answer shows of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnswerSign {
+    Served,
+    /// The server has no data to serve.
+    NotServed,
+    /// The server queues commands for a transaction that nothing ends. The connection is of no more use.
+    InTransaction,
+}
+
+impl AnswerSign {
+    fn of(answer: &Value) -> Self {
+        match answer {
+            Value::SimpleString(status) if status == "QUEUED" => Self::InTransaction,
+            answer if server_error::is_loading_answer(answer) => Self::NotServed,
+            _ => Self::Served,
+        }
+    }
+
+    fn of_all(answers: &[Value]) -> Self {
+        let signs = || answers.iter().map(Self::of);
+        signs().find(|sign| *sign != Self::Served).unwrap_or(Self::Served)
+    }
 }
 
 /// A request that has been sent. Dropping it before the answer records it as unanswered.

@@ -10,7 +10,7 @@ use redis::Value;
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::net::command::CommandWriter;
 use crate::backend::redis::net::handshake::PushSupport;
-use crate::backend::redis::protocol::script::{ACQUIRE, By, WAIT_QUEUE};
+use crate::backend::redis::protocol::script::{ACQUIRE, By, MINT, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{
     RouteHint, ScriptedServer, SharedReplies, shared_calls,
 };
@@ -29,6 +29,8 @@ pub(crate) enum RequestForm {
     Set,
     /// `SET NX PX` and the fence counter, see [`fence_transaction`](super::fence_transaction).
     Transaction,
+    /// `mint.lua`: a lock that a transaction has taken without a fence.
+    Mint,
     /// `acquire.lua`: several keys, a fence, or a request that does not enqueue.
     Script,
     /// `wait_queue.lua`: the lock, or a position in its queue.
@@ -44,9 +46,11 @@ pub(super) enum AcquireReply {
         fences: i64,
         waiting: i64,
     },
-    /// The request is repeated as a script. Until then the lock is held by its owner without a fence, if `is_held`.
-    NoFence {
-        is_held: bool,
+    /// The lock is taken, and needs a fence.
+    WithoutFence,
+    /// A transaction was refused, and the request is repeated as a script.
+    Refused {
+        may_be_held: bool,
     },
     Held {
         expires_in: Option<Duration>,
@@ -88,7 +92,9 @@ fn reply_to_both(
         (AcquireReply::Queued { .. }, Err(error)) if error.kind() == FailureKind::NotApplied => {
             Ok(earlier)
         }
-        (AcquireReply::NoFence { is_held: true }, Err(error)) => Err(error.after_a_part()),
+        (AcquireReply::WithoutFence | AcquireReply::Refused { may_be_held: true }, Err(error)) => {
+            Err(error.after_a_part())
+        }
         (_, later) => later,
     }
 }
@@ -107,7 +113,6 @@ impl ScriptedServer {
         // leaves the queue out and polls.
         let form = |request: &AcquireRequest| match self.form(request) {
             RequestForm::Queue if !request.fencing => RequestForm::Script,
-            RequestForm::Transaction => RequestForm::Script,
             form => form,
         };
         let forms = requests.iter().map(form).collect();
@@ -208,6 +213,18 @@ impl ScriptedServer {
                 again.push(at);
             }
         }
+        let (mint, again): (Vec<_>, Vec<_>) =
+            again.into_iter().partition(|at| forms[*at] == RequestForm::Mint);
+        if !mint.is_empty() {
+            let requests: Vec<_> = mint.iter().map(|at| requests[*at].clone()).collect();
+            let forms = vec![RequestForm::Mint; requests.len()];
+            let calls = shared_calls(requests.len(), |_| self.max_shared(hint), |_, _| true);
+            let path = Path::Background;
+            let more = self.replies(path, hint, false, &forms, &requests, &calls).await;
+            for (at, later) in iter::zip(mint, more) {
+                replies[at] = reply_to_both(AcquireReply::WithoutFence, later);
+            }
+        }
         if !again.is_empty() {
             let calls: Vec<_> = again.iter().map(|at| *at..at + 1).collect();
             let more = self.replies(Path::Background, hint, true, &forms, requests, &calls).await;
@@ -276,6 +293,16 @@ impl ScriptedServer {
             (RequestForm::Set, [key]) => {
                 out.arg("SET").arg(key.as_str()).arg(value(request)).arg("NX").arg("PX").arg(ttl);
             }
+            (RequestForm::Mint, _) => {
+                let call = MINT.call(out, by, requests.len() + 1);
+                for request in requests {
+                    call.arg(request.keys[0].as_str());
+                }
+                call.arg(counter);
+                for request in requests {
+                    call.arg(value(request));
+                }
+            }
             (RequestForm::Queue, [key]) => {
                 let value = value(request);
                 let call = WAIT_QUEUE.call(out, by, 2 + usize::from(request.fencing));
@@ -305,7 +332,9 @@ impl ScriptedServer {
         replies: &mut SharedReplies<AcquireReply>,
     ) {
         match (form, answer) {
-            (RequestForm::Script, Value::Array(parts)) if parts.len() == 1 + count => {
+            (RequestForm::Script | RequestForm::Mint, Value::Array(parts))
+                if parts.len() == 1 + count =>
+            {
                 let read = |part| self.read_script(&parts[0], part, answer);
                 replies.extend(parts[1..].iter().map(read));
             }
@@ -322,10 +351,12 @@ impl ScriptedServer {
             }
             // The reply of the script will have the remaining time.
             (RequestForm::Set, Value::Nil) => Ok(AcquireReply::Held { expires_in: None }),
-            (RequestForm::Script, Value::Array(parts)) => match parts.as_slice() {
-                [fences, part] => self.read_script(fences, part, answer),
-                _ => Err(unexpected(answer)),
-            },
+            (RequestForm::Script | RequestForm::Mint, Value::Array(parts)) => {
+                match parts.as_slice() {
+                    [fences, part] => self.read_script(fences, part, answer),
+                    _ => Err(unexpected(answer)),
+                }
+            }
             (RequestForm::Queue, Value::Array(parts)) => match parts.as_slice() {
                 [Value::Int(1), Value::Int(fence), Value::Int(fences), Value::Int(waiting)] => {
                     Ok(AcquireReply::Granted { fence: *fence, fences: *fences, waiting: *waiting })
@@ -379,7 +410,8 @@ impl ScriptedServer {
             {
                 Some(RequestForm::Script)
             }
-            (_, AcquireReply::NoFence { .. }) => Some(RequestForm::Script),
+            (_, AcquireReply::WithoutFence) => Some(RequestForm::Mint),
+            (_, AcquireReply::Refused { .. }) => Some(RequestForm::Script),
             (RequestForm::Script, AcquireReply::Held { .. }) if tracks => {
                 (request.attempt > 0).then_some(RequestForm::Script)
             }
@@ -414,7 +446,9 @@ impl ScriptedServer {
                 let contended = self.keeps_wait_queues().then_some(waiting > 0);
                 Ok(AcquireOutcome::Acquired { fence, reserved_fences: reserved, contended })
             }
-            AcquireReply::NoFence { .. } => Err(unexpected(&Value::Nil)),
+            AcquireReply::WithoutFence | AcquireReply::Refused { .. } => {
+                Err(unexpected(&Value::Nil))
+            }
             AcquireReply::Held { expires_in } => {
                 let wait_mode = match form {
                     RequestForm::Set | RequestForm::Transaction => {
@@ -470,9 +504,10 @@ mod tests {
         let kind = |earlier, later| reply_to_both(earlier, failed(later)).unwrap_err().kind();
         assert_eq!(kind(held, FailureKind::NotApplied), FailureKind::NotApplied);
         for later in [FailureKind::NotApplied, FailureKind::Rejected] {
-            assert_eq!(kind(AcquireReply::NoFence { is_held: false }, later), later);
-            let held = AcquireReply::NoFence { is_held: true };
-            assert_eq!(kind(held, later), FailureKind::MaybeApplied);
+            assert_eq!(kind(AcquireReply::Refused { may_be_held: false }, later), later);
+            for held in [AcquireReply::WithoutFence, AcquireReply::Refused { may_be_held: true }] {
+                assert_eq!(kind(held, later), FailureKind::MaybeApplied);
+            }
         }
     }
 }

@@ -48,14 +48,9 @@ impl CounterClock {
         self.close_until.store(0, Ordering::Relaxed);
     }
 
-    /// The server has refused a transaction for a reason that may pass.
+    /// The server has refused a transaction. The reason may pass.
     pub(super) fn pause(&self) {
         self.refused_until.store((self.now() + PAUSE).as_nanos(), Ordering::Relaxed);
-    }
-
-    /// The server does not accept transactions.
-    pub(super) fn refuse(&self) {
-        self.refused_until.store(Instant::NEVER.as_nanos(), Ordering::Relaxed);
     }
 }
 
@@ -89,9 +84,5 @@ mod tests {
         tokio::time::advance(PAUSE).await;
         counter_clock.moved(counter_clock.now());
         assert!(counter_clock.is_close());
-        counter_clock.refuse();
-        tokio::time::advance(100 * PAUSE).await;
-        counter_clock.moved(counter_clock.now());
-        assert!(!counter_clock.is_close());
     }
 }

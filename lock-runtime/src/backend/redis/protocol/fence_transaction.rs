@@ -2,13 +2,13 @@
 //!
 //! `SET NX PX` for each lock, then `TIME`, and `INCRBY` of the fence counter. The counter follows the server's clock, so fences
 //! increase across a loss of the data, or of the last writes (see `fence.lua`). `INCRBY` does not move it to the clock, so a
-//! transaction counts only if the counter is at most [`MAX_LAG`] behind. A grant by another one is sent again as a script, which
-//! recognises its owner. Scripts also move the counter, see `counter_clock.rs`.
+//! transaction counts only if the counter is at most [`MAX_LAG`] behind. A grant by another one gets its fence by `mint.lua`,
+//! which takes no lock: it may arrive after the undo of the grant. Scripts also move the counter, see `counter_clock.rs`.
 
 use redis::Value;
 
 use crate::backend::AcquireRequest;
-use crate::backend::redis::conn::connection::ServerAnswer;
+use crate::backend::redis::conn::connection::AnswerSign;
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::net::command::CommandWriter;
@@ -40,20 +40,18 @@ enum TransactionCommand {
 /// What the server has made of a transaction.
 #[derive(Debug)]
 enum TransactionResult {
-    /// The results of all commands.
-    Executed(Vec<Value>),
-    /// Nothing has been applied.
-    Discarded,
-    /// `MULTI` was refused, so each command has been run on its own.
-    NotBegun,
-    /// A command has failed in the transaction, or `EXEC` was refused.
-    Failed,
+    /// `first_fence` is `None` if the counter is too far behind the clock, or is no number.
+    Executed { grants: Vec<Value>, first_fence: Option<i64> },
+    /// Whether each lock may be held.
+    Refused { may_be_held: Vec<bool> },
 }
 
 impl ScriptedServer {
     /// Whether the first attempt of `request` is sent in a transaction.
     pub(super) fn grants_by_transaction(&self, request: &AcquireRequest) -> bool {
+        // A request that does not wait asks for the remaining time, too.
         request.fencing
+            && request.enqueue
             && request.extra_fences == 0
             && self.counter_clock.is_close()
             && self.max_shared(RouteHint::Direct) > 1
@@ -69,25 +67,22 @@ impl ScriptedServer {
         let command = |at: usize, out: &mut CommandWriter<'_>| {
             self.write_command(requests, commands[at], out);
         };
-        let sent = self.connection.send_after(path, Prelude::None, commands.len(), &command);
+        let sign = |answers: &[Value]| sign(&commands, answers);
+        let sent = self.connection.send_raw(path, Prelude::None, commands.len(), &command, sign);
         let mut answers = match sent.await {
             Ok(answers) => answers.into_iter(),
             Err(error) => return requests.iter().map(|_| Err(error.clone())).collect(),
         };
         let mut replies = Vec::with_capacity(requests.len());
-        let mut may_be_open = false;
         for requests in requests.chunks(MAX_SHARED) {
-            let count = requests.len();
-            let result = TransactionResult::new(answers.by_ref().take(count + OWN_COMMANDS), count);
-            may_be_open |= matches!(result, TransactionResult::Failed);
-            replies.extend(self.replies_to_transaction(count, &result).map(Ok));
-        }
-        if may_be_open {
-            // Otherwise the next commands on this connection would be part of the transaction. An error says that there is none.
-            let discard = |_: usize, out: &mut CommandWriter<'_>| {
-                out.arg("DISCARD");
-            };
-            let _ = self.connection.send_after(path, Prelude::None, 1, &discard).await;
+            let answers = answers.by_ref().take(requests.len() + OWN_COMMANDS).collect();
+            let result = TransactionResult::new(answers);
+            match &result {
+                TransactionResult::Executed { first_fence: Some(_), .. } => {}
+                TransactionResult::Executed { .. } => self.counter_clock.lags(),
+                TransactionResult::Refused { .. } => self.counter_clock.pause(),
+            }
+            replies.extend(result.replies().map(Ok));
         }
         replies
     }
@@ -113,52 +108,68 @@ impl ScriptedServer {
             TransactionCommand::Exec => out.arg("EXEC"),
         };
     }
-
-    fn replies_to_transaction(
-        &self,
-        count: usize,
-        result: &TransactionResult,
-    ) -> impl Iterator<Item = AcquireReply> {
-        let (grants, first) = match result {
-            TransactionResult::Executed(results) => {
-                let (grants, counted) = results.split_at(count);
-                (grants, first_fence(counted, count))
-            }
-            _ => (&[][..], None),
-        };
-        match result {
-            TransactionResult::Executed(_) if first.is_some() => {}
-            TransactionResult::Executed(_) => self.counter_clock.lags(),
-            TransactionResult::NotBegun => self.counter_clock.refuse(),
-            TransactionResult::Discarded | TransactionResult::Failed => {
-                self.counter_clock.pause();
-            }
-        }
-        let is_discarded = matches!(result, TransactionResult::Discarded);
-        (0..count).zip(0..).map(move |(at, nth)| match (grants.get(at), first) {
-            (Some(Value::Okay), Some(first)) => {
-                AcquireReply::Granted { fence: first + nth, fences: 1, waiting: 0 }
-            }
-            (Some(Value::Nil), _) => AcquireReply::Held { expires_in: None },
-            // The script, which follows, is answered with the reason.
-            _ => AcquireReply::NoFence { is_held: !is_discarded },
-        })
-    }
 }
 
 impl TransactionResult {
-    /// From the answers to the commands of a transaction with `count` grants.
-    fn new(mut answers: impl Iterator<Item = ServerAnswer>, count: usize) -> Self {
-        let is_begun = matches!(answers.next(), Some(Ok(_)));
-        match answers.last() {
-            _ if !is_begun => Self::NotBegun,
-            Some(Ok(Value::Array(results))) if results.len() == count + 2 => {
-                Self::Executed(results)
+    /// From the answers to the commands of one transaction.
+    fn new(mut answers: Vec<Value>) -> Self {
+        let (ended, is_begun) = (answers.pop(), answers.first() == Some(&Value::Okay));
+        let count = answers.len() + 1 - OWN_COMMANDS;
+        let sets = answers.into_iter().skip(1).take(count);
+        match ended {
+            Some(Value::Array(mut grants)) if grants.len() == count + 2 => {
+                let first_fence = first_fence(&grants.split_off(count), count);
+                Self::Executed { grants, first_fence }
             }
-            Some(Err(error)) if error.code() == Some("EXECABORT") => Self::Discarded,
-            _ => Self::Failed,
+            ended if is_begun => {
+                let may_be_held = !ended.is_some_and(|it| is_discarded(&it));
+                Self::Refused { may_be_held: vec![may_be_held; count] }
+            }
+            // Each command has been run on its own.
+            _ => Self::Refused { may_be_held: sets.map(|set| set == Value::Okay).collect() },
         }
     }
+
+    fn replies(self) -> impl Iterator<Item = AcquireReply> {
+        let (grants, first_fence, may_be_held) = match self {
+            Self::Executed { grants, first_fence } => (grants, first_fence, Vec::new()),
+            Self::Refused { may_be_held } => (Vec::new(), None, may_be_held),
+        };
+        let granted = move |(grant, at): (Value, i64)| match (grant, first_fence) {
+            (Value::Okay, Some(first)) => {
+                AcquireReply::Granted { fence: first + at, fences: 1, waiting: 0 }
+            }
+            (Value::Okay, None) => AcquireReply::WithoutFence,
+            (Value::Nil, _) => AcquireReply::Held { expires_in: None },
+            _ => AcquireReply::Refused { may_be_held: true },
+        };
+        let refused =
+            may_be_held.into_iter().map(|held| AcquireReply::Refused { may_be_held: held });
+        grants.into_iter().zip(0..).map(granted).chain(refused)
+    }
+}
+
+/// What the answers to transactions show of their connection. A server that refuses `EXEC` without `EXECABORT` leaves the
+/// transaction open: one without the command, and one before 6.2 that denies it.
+fn sign(commands: &[TransactionCommand], answers: &[Value]) -> AnswerSign {
+    let mut is_begun = false;
+    for (command, answer) in commands.iter().zip(answers) {
+        match command {
+            TransactionCommand::Multi => is_begun = *answer == Value::Okay,
+            TransactionCommand::Exec => {
+                let is_ended = matches!(answer, Value::Array(_)) || is_discarded(answer);
+                if is_begun && !is_ended {
+                    return AnswerSign::InTransaction;
+                }
+            }
+            _ => {}
+        }
+    }
+    if is_begun { AnswerSign::Served } else { AnswerSign::NotServed }
+}
+
+fn is_discarded(answer: &Value) -> bool {
+    matches!(answer, Value::ServerError(error) if error.code() == "EXECABORT")
 }
 
 /// The transactions for `count` requests.
@@ -217,6 +228,44 @@ mod tests {
             let longest = all.split(|it| *it == Exec).map(<[_]>::len).max().unwrap();
             assert_eq!(longest, MAX_SHARED + OWN_COMMANDS - 1);
         }
+    }
+
+    fn queued() -> Value {
+        Value::SimpleString("QUEUED".to_owned())
+    }
+
+    fn refusal(text: &str) -> Value {
+        redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_refused_transaction_tells_what_may_be_held() {
+        let held = |answers: &[Value]| match TransactionResult::new(answers.to_vec()) {
+            TransactionResult::Refused { may_be_held } => may_be_held,
+            executed @ TransactionResult::Executed { .. } => panic!("{executed:?}"),
+        };
+        let (denied, queued) = (refusal("NOPERM no"), queued());
+        let aborted = refusal("EXECABORT Transaction discarded");
+        let begun = |ended| [Value::Okay, queued.clone(), queued.clone(), queued.clone(), ended];
+        assert_eq!(held(&begun(aborted.clone())), [false]);
+        assert_eq!(held(&begun(denied.clone())), [true]);
+        assert_eq!(held(&begun(Value::Array(Vec::new()))), [true]);
+        let none = refusal("ERR EXEC without MULTI");
+        let apart = [
+            denied.clone(),
+            Value::Okay,
+            Value::Nil,
+            denied.clone(),
+            Value::Array(Vec::new()),
+            Value::Int(1),
+            none.clone(),
+        ];
+        assert_eq!(held(&apart), [true, false, false]);
+        let signs = |answers: &[Value], count| sign(&commands(count), answers);
+        assert_eq!(signs(&begun(aborted), 1), AnswerSign::Served);
+        assert_eq!(signs(&begun(denied.clone()), 1), AnswerSign::InTransaction);
+        assert_eq!(signs(&begun(Value::Array(Vec::new())), 1), AnswerSign::Served);
+        assert_eq!(signs(&apart, 3), AnswerSign::NotServed);
     }
 
     #[test]

@@ -26,6 +26,9 @@ const FENCE: &str = include_str!("fence.lua");
 /// Takes locks, all or none, with a fence if one is required.
 pub(crate) static ACQUIRE: Lazy<Script> =
     Lazy::new(|| Script::new([FENCE, include_str!("acquire.lua")].concat()));
+/// Mints fences for held locks.
+pub(crate) static MINT: Lazy<Script> =
+    Lazy::new(|| Script::new([FENCE, include_str!("mint.lua")].concat()));
 /// Extends leases.
 pub(crate) static RENEW: Lazy<Script> = Lazy::new(|| Script::new(include_str!("renew.lua")));
 /// Frees an uncontended lock.
