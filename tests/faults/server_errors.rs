@@ -656,7 +656,7 @@ mod wire {
             let proxy = FaultProxy::start(&server);
             let name = format!("wire of a renewal {n}");
             let pool = installed(&name, LockPool::builder(proxy.url())).await;
-            let guard = pool.lock(KEY).ttl(ms(4_000)).renew(ms(200)).acquire().await.unwrap();
+            let guard = pool.lock(KEY).ttl(ms(20_000)).renew(ms(200)).acquire().await.unwrap();
             let trap = proxy.on_next(|command| command.mentions(KEY), action);
             eventually_async(ms(5_000), "a renewal", async || trap.sprung()).await;
             let renewal = proxy.on_next(|command| command.mentions(KEY), Action::HoldReply);

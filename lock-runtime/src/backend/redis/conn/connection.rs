@@ -9,15 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError, Value};
-use tokio::runtime::{self, Handle};
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::Limits;
 use crate::backend::backoff::Backoff;
+use crate::backend::redis::conn::answer_sign::AnswerSign;
 use crate::backend::redis::conn::end_reason;
 use crate::backend::redis::conn::foreground::{
-    Advice, ForegroundLink, Foregrounds, OpenOutcome, are_of_one_server,
+    Advice, ForegroundLink, Foregrounds, are_of_one_server,
 };
 use crate::backend::redis::conn::history::ConnectHistory;
 use crate::backend::redis::conn::link_io::{LinkIo, LinkRequests};
@@ -35,7 +36,6 @@ use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
 use crate::base::mutex::{Mutex, MutexGuard};
-use crate::base::process::Process;
 use crate::exec::events;
 use crate::exec::foreground::ForegroundPlace;
 use crate::exec::inline_task::caller;
@@ -49,32 +49,32 @@ pub(crate) struct Connection {
     supervisor: AbortHandle,
 }
 
-struct ConnectionState {
+pub(super) struct ConnectionState {
     target: Target,
     history: Mutex<ConnectHistory>,
-    clock: Clock,
-    limits: Limits,
+    pub(super) clock: Clock,
+    pub(super) limits: Limits,
     /// The driver's runtime.
-    runtime: Handle,
+    pub(super) runtime: Handle,
     /// `None` for a connection without pushes.
     pushes: Option<PushConfig>,
-    link: Mutex<LinkState>,
+    pub(super) link: Mutex<LinkState>,
     /// The send time of the last request that was served or refused by a server with its data, in the clock's nanoseconds.
     served: AtomicU64,
 }
 
-enum LinkState {
+pub(super) enum LinkState {
     Up(Link),
     Down(BackendError),
 }
 
 /// The open connection of the driver, and the connections beside it to the same server.
-struct Link {
+pub(super) struct Link {
     io: Arc<LinkIo>,
-    up_since: Instant,
+    pub(super) up_since: Instant,
     pushes: PushSupport,
     dialect: Dialect,
-    foregrounds: Foregrounds,
+    pub(super) foregrounds: Foregrounds,
 }
 
 /// An open connection, as its supervisor owns it.
@@ -299,15 +299,8 @@ impl Connection {
         let mut sent = SentRequest { state: &self.state, io, at, answered: false };
         let answer = request(&sent.io).await;
         sent.answered = true;
-        let sign = match &answer {
-            Ok(values) => sign(values),
-            Err(error) if server_error::is_hang_up(error) => AnswerSign::NotServed,
-            Err(_) => AnswerSign::Served,
-        };
-        match sign {
-            AnswerSign::Served => {
-                self.state.served.store(sent.at.as_nanos(), Ordering::Relaxed);
-            }
+        match AnswerSign::of_result(&answer, sign) {
+            AnswerSign::Served => self.state.served.store(at.as_nanos(), Ordering::Relaxed),
             AnswerSign::NotServed => {}
             AnswerSign::InTransaction => sent.io.io.stop(),
         }
@@ -328,31 +321,6 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.supervisor.abort();
-    }
-}
-
-/// What an answer shows of its connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AnswerSign {
-    Served,
-    /// The server has no data to serve.
-    NotServed,
-    /// The server queues commands for a transaction that nothing ends. The connection is of no more use.
-    InTransaction,
-}
-
-impl AnswerSign {
-    fn of(answer: &Value) -> Self {
-        match answer {
-            Value::SimpleString(status) if status == "QUEUED" => Self::InTransaction,
-            answer if server_error::is_loading_answer(answer) => Self::NotServed,
-            _ => Self::Served,
-        }
-    }
-
-    fn of_all(answers: &[Value]) -> Self {
-        let signs = || answers.iter().map(Self::of);
-        signs().find(|sign| *sign != Self::Served).unwrap_or(Self::Served)
     }
 }
 
@@ -381,36 +349,6 @@ impl Drop for SentRequest<'_> {
     }
 }
 
-/// A connection for a caller's runtime that is being opened. Dropping it reports a failure.
-struct OpeningForeground {
-    state: Arc<ConnectionState>,
-    caller: runtime::Id,
-    /// When the driver's connection was opened.
-    generation: Instant,
-    opened: Option<ForegroundLink>,
-    process: Process,
-}
-
-impl Drop for OpeningForeground {
-    fn drop(&mut self) {
-        let opened = OpenOutcome::new(self.opened.take());
-        if !self.process.is_current() {
-            // The parent process has the socket, and perhaps holds the mutex.
-            Box::leak(Box::new((opened, self.state.clone())));
-            return;
-        }
-        let now = self.state.clock.now();
-        let unused = match &mut *self.state.link.lock() {
-            LinkState::Up(link) if link.up_since == self.generation => {
-                link.foregrounds.opened(self.caller, opened, now)
-            }
-            LinkState::Up(_) | LinkState::Down(_) => opened.link(),
-        };
-        // The mutex is released by now: the end of a connection wakes tasks.
-        drop(unused);
-    }
-}
-
 impl ConnectionState {
     /// The connection on which a request is sent at `now`.
     fn link_io(&self, path: Path, now: Instant) -> Result<Arc<LinkIo>, BackendError> {
@@ -426,28 +364,8 @@ impl ConnectionState {
         }
     }
 
-    /// Opens a connection on the runtime `caller`, beside the one that was opened at `generation`.
-    fn open_foreground(self: &Arc<Self>, caller: &Handle, generation: Instant) {
-        let (state, process) = (self.clone(), Process::current());
-        let mut opening =
-            OpeningForeground { state, caller: caller.id(), generation, opened: None, process };
-        // The caller's runtime may have no timers.
-        let limit = {
-            let _context = self.runtime.enter();
-            Box::pin(tokio::time::sleep(self.limits.connect))
-        };
-        caller.spawn(async move {
-            let state = opening.state.clone();
-            opening.opened = tokio::select! {
-                opened = state.foreground() => opened,
-                () = limit => None,
-            };
-            drop(opening);
-        });
-    }
-
     /// Opens a connection on this runtime. `None` if it fails, or leads to a server other than the driver's.
-    async fn foreground(&self) -> Option<ForegroundLink> {
+    pub(super) async fn foreground(&self) -> Option<ForegroundLink> {
         let driver = self.link_io(Path::Background, self.clock.now()).ok()?;
         let dialer = self.dialer()?.connecting_on(&self.runtime);
         let progress = ConnectProgress::default();

@@ -8,7 +8,7 @@
 use redis::Value;
 
 use crate::backend::AcquireRequest;
-use crate::backend::redis::conn::connection::AnswerSign;
+use crate::backend::redis::conn::answer_sign::AnswerSign;
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::net::command::CommandWriter;
@@ -258,12 +258,12 @@ mod tests {
             denied.clone(),
             Value::Array(Vec::new()),
             Value::Int(1),
-            none.clone(),
+            none,
         ];
         assert_eq!(held(&apart), [true, false, false]);
         let signs = |answers: &[Value], count| sign(&commands(count), answers);
         assert_eq!(signs(&begun(aborted), 1), AnswerSign::Served);
-        assert_eq!(signs(&begun(denied.clone()), 1), AnswerSign::InTransaction);
+        assert_eq!(signs(&begun(denied), 1), AnswerSign::InTransaction);
         assert_eq!(signs(&begun(Value::Array(Vec::new())), 1), AnswerSign::Served);
         assert_eq!(signs(&apart, 3), AnswerSign::NotServed);
     }
