@@ -262,7 +262,7 @@ fn fallback(args: &Args, params: &Params, errors: &mut Errors) {
     }
 }
 
-/// Whether every pool refuses this interval, also one whose `drift_factor` is zero: the rule of `Ttl::longest_interval` in the
+/// Whether every pool refuses this interval, also one with a `drift_factor` of zero: the rule of `Ttl::longest_interval` in the
 /// runtime.
 fn is_renewed_too_late(every: Duration, ttl: Duration, args: &Args) -> bool {
     if ttl < SHORTEST_TTL {
