@@ -23,6 +23,7 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -49,7 +50,8 @@ async fn nothing_stays_taken(server: &RedisServer) {
     .await;
 }
 
-/// No caller notices: each step sends its script once more.
+/// No caller notices: each step sends its script once more. A connection that is opened meanwhile makes scripts known again, so
+/// that not every round meets the error in every step.
 #[tokio::test]
 async fn scripts_that_the_server_has_forgotten() {
     let server = with_password().start();
@@ -57,18 +59,20 @@ async fn scripts_that_the_server_has_forgotten() {
         installed("forgotten", LockPool::builder(server.url())).await,
         installed("forgotten too", LockPool::builder(server.url())).await,
     );
-    let mut met = 0;
-    let mut forget = |step: &str| {
-        if step != "the start" {
-            let count = server.errors("NOSCRIPT");
-            assert!(count > met, "{step} did not meet it");
-            met = count;
+    let mut known = server.errors("NOSCRIPT");
+    let mut met = BTreeSet::new();
+    let mut forget = |step: &'static str| {
+        let count = server.errors("NOSCRIPT");
+        if count > known {
+            met.insert(step);
         }
+        known = count;
         assert_eq!(server.cli(&["SCRIPT", "FLUSH"]), "OK");
+        met.len()
     };
     let mut last = None;
-    for _ in 0..3 {
-        forget("the start");
+    for round in 1.. {
+        forget("the last release");
         let guard = ours.lock(KEY).ttl(ms(2_400)).renew(ms(200)).acquire().await.unwrap();
         assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
         last = guard.fence();
@@ -91,11 +95,15 @@ async fn scripts_that_the_server_has_forgotten() {
         last = guard.fence();
         forget("a release to the next waiter");
         guard.release().await.unwrap();
-        forget("a release");
+        let steps = forget("a release");
         let several = ours.lock_all([KEY, "order:8"]).acquire().await.unwrap();
         assert!(several.fence() > last);
         last = several.fence();
         several.release().await.unwrap();
+        if round >= 3 && steps == 6 {
+            break;
+        }
+        assert!(round < 10, "{met:?} met it");
     }
     works(&theirs).await;
     nothing_stays_taken(&server).await;
