@@ -11,7 +11,7 @@ use lock_runtime::testing::open_backend;
 use lock_runtime::{Key, LockGuard, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{Engine, EngineKind, FaultProxy, SqlServer};
+use lock_tests::{Engine, EngineKind, FaultProxy, SqlServer, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -71,6 +71,38 @@ async fn a_release_is_sent_before_acquires_that_wait(server: SqlServer) {
     }
     let is_granted = |outcome| matches!(outcome, Ok(AcquireOutcome::Acquired { .. }));
     assert!(granted.await.into_iter().all(is_granted));
+}
+
+#[tokio::test]
+async fn the_ttl_on_etcd_counts_from_after_the_preparation() {
+    the_ttl_counts_from_after_the_preparation(EngineKind::Etcd).await;
+}
+
+#[tokio::test]
+async fn the_ttl_on_zookeeper_counts_from_after_the_preparation() {
+    the_ttl_counts_from_after_the_preparation(EngineKind::ZooKeeper).await;
+}
+
+/// The first lock with a ttl opens a lease or a session, which takes round trips of its own.
+async fn the_ttl_counts_from_after_the_preparation(kind: EngineKind) {
+    let engine = Engine::start(kind);
+    let proxy = FaultProxy::to_port(engine.port());
+    delay(&proxy, ms(50));
+    let store = open_backend(&engine.url_at(proxy.port())).await.unwrap();
+    let prepared_in = async || {
+        let keys = [Key::from("order:7")];
+        let request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(5_000));
+        let outcome = store.acquire(std::slice::from_ref(&request)).await.remove(0);
+        let released = store.release(&[ReleaseRequest::new(request.lease())]).await.remove(0);
+        assert_eq!(released.unwrap(), ReleaseOutcome::Freed);
+        match outcome {
+            Ok(AcquireOutcome::Acquired { prepared_in, .. }) => prepared_in,
+            outcome => panic!("{outcome:?}"),
+        }
+    };
+    assert!(prepared_in().await >= ms(100));
+    eventually_async(DEADLINE, "a lock without preparation", async || prepared_in().await < ms(50))
+        .await;
 }
 
 /// A renewal that waits for those before it is answered after its time limit, and in time for its lease.

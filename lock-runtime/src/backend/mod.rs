@@ -279,7 +279,8 @@ impl Successor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireOutcome {
-    /// The owner holds all keys for the whole ttl and `min_hold`, counted from a moment before the request.
+    /// The owner holds all keys for the whole ttl and `min_hold`, counted from a moment before the request, or later by
+    /// `prepared_in`.
     #[non_exhaustive]
     Acquired {
         /// Greater than every fencing token issued earlier for any of the keys. `None` if none was requested.
@@ -289,6 +290,9 @@ pub enum AcquireOutcome {
         /// Whether other owners wait for the keys, if the store can tell. A store that answers `false` calls
         /// [`Notifier::contended`] when that changes.
         contended: Option<bool>,
+        /// The time that the store spent before it sent what the grant rests on, such as the time to open a session. The ttl
+        /// counts from then on. Zero at most stores.
+        prepared_in: Duration,
     },
     /// Another owner holds at least one key, and nothing was taken.
     #[non_exhaustive]
@@ -304,7 +308,8 @@ impl AcquireOutcome {
     /// A grant by a store that does not know whether other owners wait.
     #[must_use]
     pub const fn acquired(fence: Option<Fence>) -> Self {
-        Self::Acquired { fence, reserved_fences: 0, contended: None }
+        let prepared_in = Duration::ZERO;
+        Self::Acquired { fence, reserved_fences: 0, contended: None, prepared_in }
     }
 
     /// This grant, with the `count` numbers after its fence reserved. A refusal stays unchanged.
@@ -321,6 +326,16 @@ impl AcquireOutcome {
     pub const fn with_contended(mut self, waits: bool) -> Self {
         if let Self::Acquired { contended, .. } = &mut self {
             *contended = Some(waits);
+        }
+        self
+    }
+
+    /// This grant, which rests on a message that was sent at least `time` after the request reached the store's code. A refusal
+    /// stays unchanged.
+    #[must_use]
+    pub const fn with_prepared_in(mut self, time: Duration) -> Self {
+        if let Self::Acquired { prepared_in, .. } = &mut self {
+            *prepared_in = time;
         }
         self
     }

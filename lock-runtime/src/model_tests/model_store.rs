@@ -241,7 +241,8 @@ impl ModelKeys {
         if claim.fencing {
             self.last_fence += 1 + u64::from(extra_fences);
         }
-        AcquireOutcome::Acquired { fence, reserved_fences: extra_fences, contended }
+        let granted = AcquireOutcome::acquired(fence).with_reserved_fences(extra_fences);
+        contended.map_or(granted, |waits| granted.with_contended(waits))
     }
 
     /// wait_queue.lua: release

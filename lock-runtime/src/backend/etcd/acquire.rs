@@ -40,10 +40,10 @@ impl EtcdLocks {
         request: &AcquireRequest,
         abandoned: &AbandonFlag,
     ) -> Result<AcquireOutcome, BackendError> {
+        let began = self.now();
         let turn = self.keys.owners.begin(request.owner, request.kept_for()).await;
-        let until = self.now() + request.kept_for();
         let mut has_put = false;
-        let outcome = self.rounds(request, &turn, until, abandoned, &mut has_put).await;
+        let outcome = self.rounds(request, &turn, began, abandoned, &mut has_put).await;
         // A key that was put meanwhile takes part in the queue.
         outcome.map_err(|error| if has_put { error.after_a_part() } else { error })
     }
@@ -53,7 +53,7 @@ impl EtcdLocks {
         &self,
         request: &AcquireRequest,
         turn: &KeyTurn,
-        until: Instant,
+        began: Instant,
         abandoned: &AbandonFlag,
         has_put: &mut bool,
     ) -> Result<AcquireOutcome, BackendError> {
@@ -62,7 +62,8 @@ impl EtcdLocks {
             abandoned.check()?;
             let member = self.link.member().await?;
             let lease = self.leases.holding(&member, request.kept_for()).await?;
-            let acquiring = Acquiring { request, turn, member, lease, until };
+            let round_began = self.now();
+            let acquiring = Acquiring { request, turn, member, lease, began, round_began };
             if let RoundEnd::Over(outcome) = self.round(&acquiring, abandoned, has_put).await? {
                 return Ok(outcome);
             }
@@ -102,7 +103,7 @@ impl EtcdLocks {
             return self.judge(it, looked).await;
         }
         abandoned.check()?;
-        let sign = self.early_sign(&it.lease, it.until);
+        let sign = self.early_sign(&it.lease, it.until());
         let expected = self.keys.expect_puts(owner, &missing);
         let putting = self.putting(it, &missing);
         let answered = self.transact(&it.member, &putting).await;

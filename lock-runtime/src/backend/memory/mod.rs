@@ -86,7 +86,8 @@ impl Memory {
             (None, 0)
         };
         let contended = table.grant(request, self.id, fence, now);
-        AcquireOutcome::Acquired { fence, reserved_fences, contended: Some(contended) }
+        let granted = AcquireOutcome::acquired(fence).with_reserved_fences(reserved_fences);
+        granted.with_contended(contended)
     }
 
     /// Notifies the pools. A grant that its pool does not know goes to the next owner.

@@ -21,6 +21,7 @@ use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{expired, failure, malformed};
 use crate::backend::zookeeper::session::LiveSession;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, Owner, WaitMode};
+use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::key::Key;
 
@@ -47,12 +48,13 @@ impl LockNodes {
         &self,
         request: &AcquireRequest,
     ) -> Result<AcquireOutcome, BackendError> {
+        let began = self.claims.now();
         let turn = self.claims.owners.begin(request.owner, request.kept_for()).await;
         let session = self.session_for(&request.owner, request.kept_for()).await?;
         let slot = |key: &Key| self.claims.slot(&request.owner, key);
         let is_answered = |key: &Key| slot(key).is_some_and(|slot| slot.is_answered());
         let answered: Vec<_> = request.keys.iter().map(is_answered).collect();
-        let outcome = self.rounds(&session, &turn, request).await;
+        let outcome = self.rounds(&session, &turn, request, began).await;
         outcome.map_err(|error| {
             // A node that was made meanwhile, or may have been, takes part in the queue.
             let mut keys = request.keys.iter().zip(answered);
@@ -66,12 +68,17 @@ impl LockNodes {
         session: &LiveSession,
         turn: &ClaimTurn,
         request: &AcquireRequest,
+        began: Instant,
     ) -> Result<AcquireOutcome, BackendError> {
         let mut absent = Vec::new();
         for round in 0..MOST_ROUNDS {
             let is_repeated = request.attempt > 0 && round == 0;
+            let round_began = self.claims.now();
             absent = match self.round(session, turn, request, is_repeated, &absent).await? {
-                Round::Over(outcome) => return Ok(outcome),
+                // Each round ends with a request that proves that the session lives.
+                Round::Over(outcome) => {
+                    return Ok(outcome.with_prepared_in(round_began.since(began)));
+                }
                 Round::Again => Vec::new(),
                 Round::WithoutContainers(keys) => keys,
             };

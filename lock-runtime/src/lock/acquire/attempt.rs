@@ -41,7 +41,7 @@ pub(crate) struct Attempts {
 /// The answer that the store has granted the lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
-    /// When the request was sent.
+    /// When the request was sent, or later the message of the store that the grant rests on.
     pub(crate) sent: Instant,
     pub(crate) fences: Option<Fences>,
     pub(crate) contention: Contention,
@@ -130,8 +130,9 @@ impl Attempts {
     ) -> Answer {
         let until = sent + policy.kept_for();
         let error = match answer.unwrap_or_else(|| Err(silence(time_limit))) {
-            Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended }) => {
-                self.kept_until = self.kept_until.max(until);
+            Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended, prepared_in }) => {
+                let sent = now.min(sent + prepared_in);
+                self.kept_until = self.kept_until.max(sent + policy.kept_for());
                 if now < sent + policy.ttl.validity() {
                     let fences = Fences::new(fence, reserved_fences);
                     let contention = Contention::of_answer(contended);

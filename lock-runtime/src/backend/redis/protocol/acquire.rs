@@ -443,8 +443,9 @@ impl ScriptedServer {
                 let reserved = u32::try_from(fences.max(1) - 1).unwrap_or(u32::MAX);
                 // Without the right to publish, this process cannot tell a holder that it waits; so the holder's
                 // knowledge of waiters would be incomplete.
-                let contended = self.keeps_wait_queues().then_some(waiting > 0);
-                Ok(AcquireOutcome::Acquired { fence, reserved_fences: reserved, contended })
+                let granted = AcquireOutcome::acquired(fence).with_reserved_fences(reserved);
+                let knows = self.keeps_wait_queues();
+                Ok(if knows { granted.with_contended(waiting > 0) } else { granted })
             }
             AcquireReply::WithoutFence | AcquireReply::Refused { .. } => {
                 Err(unexpected(&Value::Nil))

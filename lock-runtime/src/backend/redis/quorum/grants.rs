@@ -64,9 +64,6 @@ impl Grants {
 /// The outcome of a grant: the first number of `block` is its fencing token, the others are reserved.
 pub(crate) fn acquired(block: Option<FenceBlock>) -> AcquireOutcome {
     let reserved = block.map_or(0, |block| block.last - block.first);
-    AcquireOutcome::Acquired {
-        fence: block.and_then(|block| Fence::try_from(block.first).ok()),
-        reserved_fences: u32::try_from(reserved).unwrap_or_default(),
-        contended: None,
-    }
+    AcquireOutcome::acquired(block.and_then(|block| Fence::try_from(block.first).ok()))
+        .with_reserved_fences(u32::try_from(reserved).unwrap_or_default())
 }

@@ -43,6 +43,30 @@ fn retry_after(answer: &Answer) -> Duration {
 }
 
 #[test]
+fn the_ttl_counts_from_when_the_store_was_prepared() {
+    let policy = plain();
+    let validity = policy.ttl.validity();
+    let (sent, prepared_in) = (at(1_000), validity - ms(100));
+    for (now, valid_from) in [
+        (sent + prepared_in + ms(50), Some(sent + prepared_in)),
+        (sent + prepared_in + validity, None),
+        // The store counts more time than has passed.
+        (sent + ms(50), Some(sent + ms(50))),
+    ] {
+        let mut attempts = attempts();
+        let granted = AcquireOutcome::acquired(None).with_prepared_in(prepared_in);
+        let answer = attempts.on_answer(&policy, sent, now, ms(500), Some(Ok(granted)));
+        let granted = match answer {
+            Answer::Granted(granted) => Some(granted.sent),
+            Answer::Contended { .. } | Answer::Failed { .. } => None,
+        };
+        assert_eq!(granted, valid_from);
+        let counted_from = now.min(sent + prepared_in);
+        assert_eq!(attempts.kept_until, counted_from + policy.kept_for());
+    }
+}
+
+#[test]
 fn a_timely_grant_is_granted_with_its_fences() {
     let (mut attempts, policy) = (attempts(), plain());
     let outcome = AcquireOutcome::acquired(Some(Fence::new(7))).with_reserved_fences(2);
