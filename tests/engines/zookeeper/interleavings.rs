@@ -265,6 +265,47 @@ async fn a_lease_without_an_answer_delays_no_other_renewal() {
     assert!(is_granted(acquiring.await[0].as_ref().unwrap()));
 }
 
+/// A former call of the one owner is in progress, and does not end.
+#[tokio::test]
+async fn an_acquire_without_an_answer_withholds_no_other() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let (free, stuck) = (request("order:1", 20_000), request("order:2", 20_000));
+    let mut acquiring = pin!(store.acquire(std::slice::from_ref(&stuck)));
+    assert!(poll_once(acquiring.as_mut()).await.is_none());
+    let requests = [stuck.clone(), free];
+    let outcomes = within(DEADLINE, "the outcomes", store.acquire(&requests)).await;
+    assert_eq!(outcomes[0].as_ref().unwrap_err().kind(), FailureKind::MaybeApplied);
+    assert!(is_granted(outcomes[1].as_ref().unwrap()));
+    assert!(is_granted(acquiring.await[0].as_ref().unwrap()));
+}
+
+/// New connections reach an address that takes them and is silent, and the one class of ttls has no session yet.
+#[tokio::test]
+async fn a_session_that_does_not_open_fails_only_the_requests_of_its_ttls() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    // The first one uses the session that is always open.
+    let requests = [request("order:1", 37_000), request("order:2", 1_000)];
+    assert!(is_granted(&acquire(&store, &request("order:3", 37_000)).await));
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    proxy.redirect(silent.local_addr().unwrap().port());
+    // Shorter than an attempt to connect.
+    let outcomes = within(ms(4_000), "the outcomes", store.acquire(&requests)).await;
+    assert!(is_granted(outcomes[0].as_ref().unwrap()));
+    let error = outcomes[1].as_ref().unwrap_err();
+    assert_eq!(error.kind(), FailureKind::NotApplied, "{error}");
+    assert!(error.to_string().contains("not opened a session"), "{error}");
+    proxy.redirect(server.port());
+    proxy.cut();
+    eventually_async(DEADLINE, "the session opens", async || {
+        let acquired = store.acquire(&requests[1..]).await.remove(0);
+        acquired.as_ref().is_ok_and(is_granted)
+    })
+    .await;
+}
+
 /// The claims of a pool hold its sessions, and sessions report to the claims.
 #[tokio::test]
 async fn a_pool_that_is_dropped_ends_its_sessions() {

@@ -23,8 +23,8 @@ pub(crate) struct LockNodes {
     pub(crate) access: NodeAccess,
     pub(crate) claims: Arc<ClaimTable>,
     pub(crate) classes: TtlClasses,
-    /// How long a renewal may take.
-    pub(crate) renewal_limit: Duration,
+    /// How long each of several requests of one call may take.
+    pub(crate) part_limit: Duration,
 }
 
 /// The queue of a key, as the server of a session knows it.

@@ -56,10 +56,11 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
 
 use self::claims::ClaimTable;
 use self::lock_nodes::LockNodes;
-use self::server_error::closed;
+use self::server_error::{closed, unanswered};
 use self::transport::EnsembleDialer;
 use self::ttl_classes::TtlClasses;
 use self::url::Ensemble;
@@ -118,7 +119,7 @@ impl ZooKeeper {
             claims,
             classes,
             // The call ends at the request timeout, with all answers that have arrived.
-            renewal_limit: config.request_timeout * 4 / 5,
+            part_limit: config.request_timeout * 4 / 5,
         });
         nodes.make_root(&nodes.classes.first().await?).await?;
         let limit = config.request_timeout;
@@ -169,7 +170,16 @@ impl Backend for ZooKeeper {
         // Even a repeated request may be the first one that is answered.
         let queued = requests.iter().filter(|request| request.enqueue);
         let pending = self.nodes.claims.events.expect(queued.map(|it| it.owner).collect());
-        let call = |nodes: Arc<LockNodes>, request| async move { nodes.acquire(&request).await };
+        let is_alone = requests.len() == 1;
+        let call = move |nodes: Arc<LockNodes>, request: AcquireRequest| async move {
+            let acquiring = nodes.acquire(&request);
+            if is_alone {
+                return acquiring.await;
+            }
+            // Without an answer here, the answers of the others would be lost at the end of the call.
+            let acquired = timeout(nodes.part_limit, acquiring).await;
+            acquired.unwrap_or_else(|_| Err(unanswered()))
+        };
         let mut outcomes = self.each(requests, call).await;
         pending.retry_heads(requests, &mut outcomes);
         outcomes

@@ -104,7 +104,7 @@ impl LockNodes {
         for (at, lease) in unknown {
             let (nodes, lease) = (self.clone(), lease.clone());
             renewing.spawn(async move {
-                let renewed = timeout(nodes.renewal_limit, nodes.renew_by_name(&lease)).await;
+                let renewed = timeout(nodes.part_limit, nodes.renew_by_name(&lease)).await;
                 vec![(at, renewed.unwrap_or_else(|_| Err(unanswered())))]
             });
         }
@@ -125,7 +125,7 @@ impl LockNodes {
         asked: AskedNodes,
     ) -> Vec<(usize, Result<LeaseStatus, BackendError>)> {
         let mut known = KnownNodes::default();
-        let answered = timeout(self.renewal_limit, async {
+        let answered = timeout(self.part_limit, async {
             let answers = asked.answers.get().await?;
             self.on_answers(&mut of, answers, asked.listed, &mut known).await
         });

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::{BackendError, FailureKind};
+use crate::base::text::rounded;
 
 /// The failure for `code`, the answer to a request.
 #[cold]
@@ -93,12 +94,22 @@ pub(crate) fn expired() -> BackendError {
     BackendError::new(FailureKind::NotApplied, message).remedy("it is reopened automatically")
 }
 
-/// A renewal has no answer in time.
+/// A request has no answer in time.
 #[cold]
 pub(crate) fn unanswered() -> BackendError {
     let message = "ZooKeeper has not answered in time";
     BackendError::new(FailureKind::MaybeApplied, message)
         .remedy("check the servers' load, and whether the ensemble has a leader")
+}
+
+/// The first connection of a session takes longer than a request waits for it.
+#[cold]
+pub(crate) fn still_opening(waited: Duration) -> BackendError {
+    let waited = rounded(waited);
+    let message = format!("ZooKeeper has not opened a session for this ttl within {waited:?}");
+    BackendError::new(FailureKind::NotApplied, message).remedy(
+        "try again, as the session is still being opened; otherwise check the servers' load, or raise `request_timeout`",
+    )
 }
 
 /// The pool is closed.

@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use crate::backend::BackendError;
 use crate::backend::coordination::lifetime_classes::class_of;
 use crate::backend::zookeeper::open_exchange::{LONGEST_SIGN_INTERVAL, longest_silence};
-use crate::backend::zookeeper::server_error::session_too_short;
+use crate::backend::zookeeper::server_error::{session_too_short, still_opening};
 use crate::backend::zookeeper::session::{LiveSession, SessionClient, SessionSink};
 use crate::backend::zookeeper::session_task::SessionTask;
 use crate::backend::zookeeper::transport::EnsembleDialer;
@@ -82,7 +84,7 @@ impl TtlClasses {
     /// A session whose nodes stay for `kept_for` after a confirmed sign of life.
     ///
     /// # Errors
-    /// `Rejected` if the servers allow no session that is long enough.
+    /// `Rejected` if the servers allow no session that is long enough. `NotApplied` if it does not open in time.
     pub(crate) async fn holding(&self, kept_for: Duration) -> Result<LiveSession, BackendError> {
         let needed = self.timeout_for(kept_for);
         let class = class_of(&CLASSES, needed);
@@ -95,11 +97,19 @@ impl TtlClasses {
             }
             _ => {}
         }
-        let live = self.client(class).opened().await?;
+        let live = self.opened_in_time(class).await?;
         if live.timeout() < needed {
             return Err(session_too_short(kept_for, self.margin, live.timeout()));
         }
         Ok(live)
+    }
+
+    /// The session of `class`. A server has longer to open it than a request waits for it: other requests of the same call use
+    /// other sessions, and their answers would be lost at the end of the call.
+    async fn opened_in_time(&self, class: Duration) -> Result<LiveSession, BackendError> {
+        let (client, limit) = (self.client(class), opening_limit(self.dialer.limits.request));
+        let opened = timeout(limit, client.opened()).await;
+        opened.unwrap_or_else(|_| Err(still_opening(limit)))
     }
 
     /// The session with the shortest timeout that is long enough, unless a shorter class would serve too.
@@ -148,6 +158,12 @@ impl TtlClasses {
     pub(crate) fn all(&self) -> Vec<Arc<SessionClient>> {
         self.sessions.lock().iter().map(|(_, client)| client.clone()).collect()
     }
+}
+
+/// How long a request waits for a session that is being opened. Shorter than the limit for one of several requests, which does
+/// not say that nothing was sent.
+fn opening_limit(request_timeout: Duration) -> Duration {
+    request_timeout * 3 / 4
 }
 
 fn margin(request_timeout: Duration) -> Duration {
