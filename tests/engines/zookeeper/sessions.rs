@@ -127,6 +127,24 @@ async fn a_dropped_pool_leaves_no_session() {
     eventually_async(DEADLINE, "the sessions end", async || server.sessions() == 0).await;
 }
 
+/// The session is open by the time the servers refuse the path. Its timeout is longer than this waits.
+#[tokio::test]
+async fn a_failed_connect_leaves_no_session() {
+    let server = ZooKeeperServer::start();
+    let url =
+        |login: &str, path: &str| format!("zookeeper://{login}127.0.0.1:{}{path}", server.port());
+    let pool = LockPool::connect(&url("worker:secret@", "/private")).await.unwrap();
+    cycle(&pool, "order:1").await;
+    assert!(server.sessions() > 0);
+    pool.shutdown(DEADLINE).await;
+    eventually_async(DEADLINE, "the session of the pool ends", async || server.sessions() == 0)
+        .await;
+    let error = LockPool::connect(&url("", "/private/below")).await.unwrap_err();
+    assert!(error.to_string().contains("refuses access"), "{error}");
+    eventually_async(DEADLINE, "the session of the connect ends", async || server.sessions() == 0)
+        .await;
+}
+
 /// The operation in the header of the request that ends a session: -11, after which nothing follows.
 const CLOSE: &[u8] = &(-11_i32).to_be_bytes();
 

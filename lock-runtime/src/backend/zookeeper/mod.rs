@@ -111,7 +111,7 @@ impl ZooKeeper {
     ) -> Result<Self, BackendError> {
         let (unclaimed, found) = mpsc::unbounded_channel();
         let (claims, changes) = ClaimTable::new(QueueEvents::new(unclaimed), config.clock);
-        let classes = TtlClasses::connect(dialer.clone(), config.clock, claims.clone()).await?;
+        let classes = TtlClasses::new(dialer.clone(), config.clock, claims.clone());
         let has_login = dialer.has_login();
         let nodes = Arc::new(LockNodes {
             root: dialer.ensemble.root.clone(),
@@ -121,13 +121,25 @@ impl ZooKeeper {
             // The call ends at the request timeout, with all answers that have arrived.
             part_limit: config.request_timeout * 4 / 5,
         });
-        nodes.make_root(&nodes.classes.first().await?).await?;
         let limit = config.request_timeout;
         let releasing = release_unclaimed(found, limit, &nodes, |nodes, request| async move {
             nodes.release(&request).await
         });
         let tasks = [releasing, tokio::spawn(upkeep::run(nodes.clone(), changes)).abort_handle()];
-        Ok(Self { nodes, has_login, tasks })
+        // From here on a connect that is dropped ends its session.
+        let store = Self { nodes, has_login, tasks };
+        if let Err(error) = store.open_root().await {
+            // The runtime of the session may end with the caller.
+            let _ = timeout(limit, Backend::close(&store)).await;
+            return Err(error);
+        }
+        Ok(store)
+    }
+
+    /// Opens the first session, and makes the node above the locks.
+    async fn open_root(&self) -> Result<(), BackendError> {
+        let session = self.nodes.classes.first().await?;
+        self.nodes.make_root(&session).await
     }
 
     /// One call for each of `requests`, all at the same time. Dropping it drops the calls.

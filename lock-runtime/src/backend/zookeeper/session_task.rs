@@ -284,9 +284,15 @@ impl SessionTask {
     ) -> Option<T> {
         let mut attempt = std::pin::pin!(attempt);
         let Some(error) = error else {
+            let (state, clock, limit) = (&self.state, self.clock, self.dialer.limits.request);
+            // A server may have opened the session by now, which then has to be ended.
+            let given_up = async move {
+                state.closed().await;
+                clock.sleep_until(clock.now() + limit).await;
+            };
             return tokio::select! {
                 outcome = &mut attempt => Some(outcome),
-                () = self.state.closed() => None,
+                () = given_up => None,
             };
         };
         let error = error.clone().before_sending();

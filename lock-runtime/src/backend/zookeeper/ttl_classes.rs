@@ -53,17 +53,15 @@ pub(crate) struct TtlClasses {
 }
 
 impl TtlClasses {
-    /// Opens the first session.
-    pub(crate) async fn connect(
+    /// Without a session: the first request for one opens it.
+    pub(crate) fn new(
         dialer: Arc<EnsembleDialer>,
         clock: Clock,
         sink: Arc<dyn SessionSink>,
-    ) -> Result<Self, BackendError> {
+    ) -> Self {
         let margin = margin(dialer.limits.request);
         let (sessions, numbers) = (Mutex::default(), AtomicU64::new(0));
-        let classes = Self { dialer, clock, sink, margin, sessions, numbers };
-        classes.first().await?;
-        Ok(classes)
+        Self { dialer, clock, sink, margin, sessions, numbers }
     }
 
     /// The timeout that a session needs so that its nodes stay for `kept_for`.
@@ -76,7 +74,7 @@ impl TtlClasses {
         self.dialer.shortest_session(self.dialer.servers.random()).await
     }
 
-    /// The session that is always open. For requests that make no nodes of locks.
+    /// The session that is always open, from the connect on. For requests that make no nodes of locks.
     pub(crate) async fn first(&self) -> Result<LiveSession, BackendError> {
         self.client(FIRST).opened().await
     }
