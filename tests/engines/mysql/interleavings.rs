@@ -290,6 +290,37 @@ async fn a_lost_session_without_a_name_is_killed() {
     cycle(&pool, "order:1").await;
 }
 
+/// A server without named locks, as before. Numbers of sessions begin anew with the server.
+#[tokio::test]
+async fn a_session_of_another_process_with_the_number_of_a_lost_one_is_not_killed() {
+    let server = MysqlServer::start();
+    let nameless = StatementProxy::to_port(server.port());
+    nameless.replace("GET_LOCK(", "CONCAT(");
+    let proxy = FaultProxy::to_port(nameless.port());
+    let pool = LockPool::connect(&server.url_at(proxy.port())).await.unwrap();
+    cycle(&pool, "order:1").await;
+    let ids = "SELECT ID FROM information_schema.PROCESSLIST \
+        WHERE USER = 'locks' AND DB = 'locks' AND ID <> CONNECTION_ID() ORDER BY ID";
+    let lost = server.query(ids);
+    let last: usize = lost.last().unwrap()[0].parse().unwrap();
+    proxy.refuse(true);
+    server.restart();
+    let mut others = Vec::new();
+    for _ in 0..last {
+        others.push(LockPool::connect(&server.url()).await.unwrap());
+    }
+    let there = server.query(ids);
+    assert!(lost.iter().any(|id| there.contains(id)), "{lost:?} of the pool, {there:?} of others");
+    proxy.refuse(false);
+    eventually_async(DEADLINE, "the pool is back", async || {
+        let acquired = pool.lock("order:2").wait(ms(500)).acquire().await;
+        acquired.is_ok()
+    })
+    .await;
+    assert_eq!(server.status("Com_kill"), 0);
+    drop(others);
+}
+
 /// The holder's row names a channel that has ended, and no look finds it by that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_with_a_cut_connection_learns_of_waiters() {

@@ -62,6 +62,9 @@ pub(crate) struct MysqlSessionIdentity {
     pub(crate) server: String,
     /// Unique since the server's start.
     number: i64,
+    /// Where the connection comes from, as the server writes it, in hexadecimal digits. After a restart, another process may have a
+    /// session with this number, and never from the same port. Nothing if there is a name, or the server does not tell.
+    from: String,
 }
 
 /// A row of an answer.
@@ -253,10 +256,21 @@ impl MysqlSession {
         let name = format!("{}{digits}", self.identity.server);
         match self.number(&format!("SELECT GET_LOCK('{name}', 0)")).await {
             Ok(Some(1)) => self.identity.name = name,
-            Ok(_) | Err(Error::Server(_)) => {}
+            Ok(_) | Err(Error::Server(_)) => self.identity.from = self.origin().await?,
             Err(error) => return Err(failure(error).before_sending()),
         }
         Ok(())
+    }
+
+    /// From where the server sees this connection.
+    async fn origin(&mut self) -> Result<String, BackendError> {
+        let statement =
+            "SELECT HEX(HOST) FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()";
+        match self.conn.query_first::<Option<String>, _>(statement).await {
+            Ok(host) => Ok(host.flatten().unwrap_or_default()),
+            Err(Error::Server(_)) => Ok(String::new()),
+            Err(error) => Err(failure(error).before_sending()),
+        }
     }
 
     /// Ends the session `lost`, if it still runs. A statement that was sent there can then no longer grant anything after a
@@ -294,7 +308,12 @@ impl MysqlSession {
         }
         let own = "SELECT ID FROM information_schema.PROCESSLIST \
             WHERE USER = SUBSTRING_INDEX(USER(), '@', 1) AND DB <=> DATABASE()";
-        self.number(&format!("{own} AND ID = {}", lost.number)).await
+        let from = if lost.from.is_empty() {
+            String::new()
+        } else {
+            format!(" AND HEX(HOST) = '{}'", lost.from)
+        };
+        self.number(&format!("{own} AND ID = {}{from}", lost.number)).await
     }
 
     async fn number(&mut self, statement: &str) -> Result<Option<i64>, Error> {
