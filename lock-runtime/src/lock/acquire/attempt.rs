@@ -128,11 +128,15 @@ impl Attempts {
         time_limit: Duration,
         answer: Option<Result<AcquireOutcome, BackendError>>,
     ) -> Answer {
+        let prepared_in = match answer {
+            Some(Ok(AcquireOutcome::Acquired { prepared_in, .. })) => prepared_in,
+            _ => Duration::ZERO,
+        };
+        let sent = now.min(sent + prepared_in);
         let until = sent + policy.kept_for();
         let error = match answer.unwrap_or_else(|| Err(silence(time_limit))) {
-            Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended, prepared_in }) => {
-                let sent = now.min(sent + prepared_in);
-                self.kept_until = self.kept_until.max(sent + policy.kept_for());
+            Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended, .. }) => {
+                self.kept_until = self.kept_until.max(until);
                 if now < sent + policy.ttl.validity() {
                     let fences = Fences::new(fence, reserved_fences);
                     let contention = Contention::of_answer(contended);

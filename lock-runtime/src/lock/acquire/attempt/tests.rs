@@ -61,8 +61,9 @@ fn the_ttl_counts_from_when_the_store_was_prepared() {
             Answer::Contended { .. } | Answer::Failed { .. } => None,
         };
         assert_eq!(granted, valid_from);
-        let counted_from = now.min(sent + prepared_in);
-        assert_eq!(attempts.kept_until, counted_from + policy.kept_for());
+        let until = now.min(sent + prepared_in) + policy.kept_for();
+        assert_eq!(attempts.kept_until, until);
+        assert_eq!(attempts.ambiguous_until, granted.is_none().then_some(until));
     }
 }
 
