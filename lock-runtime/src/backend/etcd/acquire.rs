@@ -63,9 +63,10 @@ impl EtcdLocks {
             let member = self.link.member().await?;
             let lease = self.leases.holding(&member, request.kept_for()).await?;
             let round_began = self.now();
-            let acquiring = Acquiring { request, turn, member, lease, began, round_began };
+            let until = round_began + request.kept_for();
+            let acquiring = Acquiring { request, turn, member, lease, until };
             if let RoundEnd::Over(outcome) = self.round(&acquiring, abandoned, has_put).await? {
-                return Ok(outcome);
+                return Ok(outcome.with_prepared_in(round_began.since(began)));
             }
         }
         Err(unsteady())
@@ -103,7 +104,7 @@ impl EtcdLocks {
             return self.judge(it, looked).await;
         }
         abandoned.check()?;
-        let sign = self.early_sign(&it.lease, it.until());
+        let sign = self.early_sign(&it.lease, it.until);
         let expected = self.keys.expect_puts(owner, &missing);
         let putting = self.putting(it, &missing);
         let answered = self.transact(&it.member, &putting).await;

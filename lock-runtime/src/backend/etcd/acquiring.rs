@@ -18,20 +18,13 @@ pub(crate) struct Acquiring<'a> {
     pub(crate) turn: &'a KeyTurn,
     pub(crate) member: Arc<Member>,
     pub(crate) lease: Arc<PoolLease>,
-    /// When the store began with the request.
-    pub(crate) began: Instant,
-    /// Before the first message of this round, after its lease was opened. The ttl counts from here.
-    pub(crate) round_began: Instant,
+    /// Until when the keys have to stay: counted from the beginning of the round, when the lease is there.
+    pub(crate) until: Instant,
 }
 
 impl Acquiring<'_> {
     pub(crate) fn owner(&self) -> &Owner {
         self.turn.owner()
-    }
-
-    /// Until when the keys have to stay.
-    pub(crate) fn until(&self) -> Instant {
-        self.round_began + self.request.kept_for()
     }
 
     /// Several keys are in no queue.

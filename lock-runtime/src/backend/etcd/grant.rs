@@ -21,7 +21,7 @@ impl EtcdLocks {
         }
         for lease in leases_of(keys.iter().map(|(_, own)| own)) {
             let sign = if lease.id == it.lease.id { sign.take() } else { None };
-            let known = self.outlasts(&lease, it.until(), answer, sign).await;
+            let known = self.outlasts(&lease, it.until, answer, sign).await;
             if !lease.takes_signs() {
                 return Ok(RoundEnd::Again);
             }
@@ -58,8 +58,7 @@ impl EtcdLocks {
         let fence = fence.and_then(of_revision);
         let granted = AcquireOutcome::acquired(fence)
             .with_reserved_fences(if fence.is_some() { further } else { 0 })
-            .with_contended(is_contended)
-            .with_prepared_in(it.round_began.since(it.began));
+            .with_contended(is_contended);
         Ok(RoundEnd::Over(granted))
     }
 
