@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use crate::backend::zookeeper::claims::ClaimTable;
 use crate::backend::zookeeper::listed_nodes::ListedNodes;
 use crate::backend::zookeeper::lock_node::{LockNode, Slot, UnansweredNode};
@@ -10,7 +12,7 @@ use crate::backend::zookeeper::node_path::{self, Contender, KeyQueueNodes};
 use crate::backend::zookeeper::protocol::answer::{Answered, OperationAnswer};
 use crate::backend::zookeeper::protocol::operation::{NodeAccess, NodeMode, NodeOperation};
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
-use crate::backend::zookeeper::server_error::{failure, malformed};
+use crate::backend::zookeeper::server_error::{failure, malformed, unanswered};
 use crate::backend::zookeeper::session::LiveSession;
 use crate::backend::zookeeper::ttl_classes::TtlClasses;
 use crate::backend::{BackendError, Owner};
@@ -23,7 +25,7 @@ pub(crate) struct LockNodes {
     pub(crate) access: NodeAccess,
     pub(crate) claims: Arc<ClaimTable>,
     pub(crate) classes: TtlClasses,
-    /// How long each of several requests of one call may take.
+    /// How long each of several requests of one call may take: [`within_part`](Self::within_part).
     pub(crate) part_limit: Duration,
 }
 
@@ -167,6 +169,15 @@ impl LockNodes {
                 Ok(listings)
             }
         }
+    }
+
+    /// The outcome of one of several requests of a call. Without one in time it fails here: at the end of the call, the answers of
+    /// the others would be lost, too.
+    pub(crate) async fn within_part<T>(
+        &self,
+        request: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
+        timeout(self.part_limit, request).await.unwrap_or_else(|_| Err(unanswered()))
     }
 
     /// The session for `owner`: that of its nodes if it is long enough.

@@ -60,7 +60,7 @@ use tokio::time::timeout;
 
 use self::claims::ClaimTable;
 use self::lock_nodes::LockNodes;
-use self::server_error::{closed, unanswered};
+use self::server_error::closed;
 use self::transport::EnsembleDialer;
 use self::ttl_classes::TtlClasses;
 use self::url::Ensemble;
@@ -185,12 +185,7 @@ impl Backend for ZooKeeper {
         let is_alone = requests.len() == 1;
         let call = move |nodes: Arc<LockNodes>, request: AcquireRequest| async move {
             let acquiring = nodes.acquire(&request);
-            if is_alone {
-                return acquiring.await;
-            }
-            // Without an answer here, the answers of the others would be lost at the end of the call.
-            let acquired = timeout(nodes.part_limit, acquiring).await;
-            acquired.unwrap_or_else(|_| Err(unanswered()))
+            if is_alone { acquiring.await } else { nodes.within_part(acquiring).await }
         };
         let mut outcomes = self.each(requests, call).await;
         pending.retry_heads(requests, &mut outcomes);

@@ -7,7 +7,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 use crate::backend::coordination::positions::in_positions;
 use crate::backend::zookeeper::listed_nodes::ListedNodes;
@@ -104,8 +103,7 @@ impl LockNodes {
         for (at, lease) in unknown {
             let (nodes, lease) = (self.clone(), lease.clone());
             renewing.spawn(async move {
-                let renewed = timeout(nodes.part_limit, nodes.renew_by_name(&lease)).await;
-                vec![(at, renewed.unwrap_or_else(|_| Err(unanswered())))]
+                vec![(at, nodes.within_part(nodes.renew_by_name(&lease)).await)]
             });
         }
         in_positions(renewing, leases.iter().map(|_| Err(unanswered())).collect()).await
@@ -125,12 +123,12 @@ impl LockNodes {
         asked: AskedNodes,
     ) -> Vec<(usize, Result<LeaseStatus, BackendError>)> {
         let mut known = KnownNodes::default();
-        let answered = timeout(self.part_limit, async {
+        let answered = self.within_part(async {
             let answers = asked.answers.get().await?;
             self.on_answers(&mut of, answers, asked.listed, &mut known).await
         });
         // What was read before a failure counts, so that each try has less to read.
-        if let Err(error) = answered.await.unwrap_or_else(|_| Err(unanswered())) {
+        if let Err(error) = answered.await {
             known.fail_rest(&of, &error);
         }
         let outcome = |lease: &LeaseRef| match known.error_of(lease) {
