@@ -11,6 +11,7 @@ use lock_runtime::backend::{
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
 use lock_tests::history::History;
+use lock_tests::poll::drop_at_every_poll;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::zookeeper::url_at;
@@ -143,6 +144,15 @@ async fn a_failed_connect_leaves_no_session() {
     assert!(error.to_string().contains("refuses access"), "{error}");
     eventually_async(DEADLINE, "the session of the connect ends", async || server.sessions() == 0)
         .await;
+}
+
+/// The connect is dropped at each of its polls. The timeout of the session is longer than this waits.
+#[tokio::test]
+async fn a_dropped_connect_leaves_no_session() {
+    let server = ZooKeeperServer::start();
+    let url = server.url_of("/dropped");
+    drop_at_every_poll(|| open_backend(&url), async |_| {}).await;
+    eventually_async(DEADLINE, "the sessions end", async || server.sessions() == 0).await;
 }
 
 /// The operation in the header of the request that ends a session: -11, after which nothing follows.
