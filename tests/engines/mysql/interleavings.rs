@@ -262,13 +262,19 @@ async fn long_keys_fit_into_short_packets() {
     assert_eq!(sessions(), before, "no connection was lost");
 }
 
+/// A way to `server` on which it has no named locks.
+fn without_named_locks(server: &MysqlServer) -> StatementProxy {
+    let proxy = StatementProxy::to_port(server.port());
+    // It returns a text, and locks nothing.
+    proxy.replace("GET_LOCK(", "CONCAT(");
+    proxy
+}
+
 /// A server without named locks: the lost session is found by its number.
 #[tokio::test]
 async fn a_lost_session_without_a_name_is_killed() {
     let server = MysqlServer::start();
-    let nameless = StatementProxy::to_port(server.port());
-    // It returns a text, and locks nothing.
-    nameless.replace("GET_LOCK(", "CONCAT(");
+    let nameless = without_named_locks(&server);
     let proxy = FaultProxy::to_port(nameless.port());
     let pool = LockPool::builder(server.url_at(proxy.port())).ttl(ms(30_000));
     let pool = pool.request_timeout(ms(5_000)).connect().await.unwrap();
@@ -294,8 +300,7 @@ async fn a_lost_session_without_a_name_is_killed() {
 #[tokio::test]
 async fn a_session_of_another_process_with_the_number_of_a_lost_one_is_not_killed() {
     let server = MysqlServer::start();
-    let nameless = StatementProxy::to_port(server.port());
-    nameless.replace("GET_LOCK(", "CONCAT(");
+    let nameless = without_named_locks(&server);
     let proxy = FaultProxy::to_port(nameless.port());
     let pool = LockPool::connect(&server.url_at(proxy.port())).await.unwrap();
     cycle(&pool, "order:1").await;
