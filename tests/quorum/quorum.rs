@@ -189,6 +189,35 @@ async fn acquires_if_and_only_if_a_majority_can_be_had(part: usize) {
 }
 
 #[tokio::test]
+async fn rounds_against_competitors_leave_time_for_the_answer() {
+    let quorum = Quorum::start(3);
+    let proxies: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
+    let url = Quorum::url_of(proxies.iter().map(|proxy| proxy.url().to_owned()));
+    let builder = LockPool::builder(url).ttl(ms(20_000)).wait(Duration::ZERO);
+    // The pool gives up a call after four request timeouts, and a round takes most of one.
+    let pool = builder.request_timeout(ms(1_000)).node_timeout(ms(1_000)).connect().await.unwrap();
+    // The nodes know the scripts then.
+    cycle(&pool, "k").await;
+    let keys: Vec<_> = (0..8).map(|number| format!("key:{number}")).collect();
+    for ((node, proxy), owner) in quorum.nodes().iter().zip(&proxies).zip(["a", "b", "c"]) {
+        keys.iter().for_each(|key| assert_eq!(node.cli(&["SET", key, owner]), "OK"));
+        proxy.delay(Direction::ToClient, ms(800));
+    }
+    let mut calls = JoinSet::new();
+    for key in keys {
+        let pool = pool.clone();
+        calls.spawn(async move { pool.lock(&key).try_acquire().await });
+    }
+    while let Some(answer) = calls.join_next().await {
+        match answer.unwrap() {
+            Ok(granted) => assert!(granted.is_none()),
+            // A node may be late on a busy machine.
+            Err(error) => assert!(error.to_string().contains("nodes granted"), "{error}"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_a_node_says_is_in_the_error() {
     let quorum = Quorum::start(5);
     let pool = LockPool::builder(quorum.url()).wait(Duration::ZERO).connect().await.unwrap();

@@ -27,6 +27,8 @@ const MAX_BACK_OFFS: u32 = 3;
 pub(crate) struct Election {
     nodes: Arc<Nodes>,
     proposals: Vec<Proposal>,
+    /// The time by which the last round ends.
+    ends: Instant,
 }
 
 /// One request of the call and its votes.
@@ -62,7 +64,8 @@ enum ProposalState {
 impl Election {
     pub(crate) fn open(nodes: &Arc<Nodes>, claims: &[&AcquireRequest]) -> Self {
         let proposals = claims.iter().map(|claim| Proposal::new(nodes, claim)).collect();
-        Self { nodes: nodes.clone(), proposals }
+        let ends = nodes.clock.now() + pacing::max_election_time(nodes.request_timeout);
+        Self { nodes: nodes.clone(), proposals, ends }
     }
 
     pub(crate) async fn run(mut self) -> Vec<Result<AcquireOutcome, BackendError>> {
@@ -113,7 +116,7 @@ impl Election {
         let mut requests = Vec::new();
         for (at, proposal) in self.proposals.iter_mut().enumerate() {
             if let ProposalState::Open = proposal.state {
-                requests.push(proposal.propose(&self.nodes, sent));
+                requests.push(proposal.propose(&self.nodes, sent, self.ends));
                 voting.push(at);
             }
         }
@@ -136,7 +139,7 @@ impl Election {
                 () = self.nodes.clock.sleep_until(next) => {}
             }
             let now = self.nodes.clock.now();
-            voting.retain(|at| !self.proposals[*at].is_decided(&self.nodes, now, sent));
+            voting.retain(|at| !self.proposals[*at].is_decided(&self.nodes, now, sent, self.ends));
         }
     }
 
@@ -223,14 +226,13 @@ impl Proposal {
         }
     }
 
-    fn propose(&mut self, nodes: &Nodes, sent: Instant) -> BallotRequest {
+    fn propose(&mut self, nodes: &Nodes, sent: Instant, ends: Instant) -> BallotRequest {
         let claim = &self.claim;
         self.rounds += 1;
         self.votes = nodes.new_count();
         self.silent = 0;
         self.state = ProposalState::Voting;
-        self.until =
-            sent + pacing::max_round_time(claim.ttl, nodes.request_timeout, nodes.node_timeout);
+        self.until = (sent + pacing::max_round_time(claim.ttl, nodes.node_timeout)).min(ends);
         if claim.attempt > 0 {
             claim.keys.iter().for_each(|key| nodes.changes.clear(key.as_str()));
         }
@@ -241,8 +243,8 @@ impl Proposal {
         BallotRequest { operation, keys: claim.keys.clone(), token, ttl, block }
     }
 
-    /// Whether the current round is over for this proposal.
-    fn is_decided(&mut self, nodes: &Nodes, now: Instant, sent: Instant) -> bool {
+    /// Whether the current round, which was sent at `sent`, is over for this proposal. The election has to end by `ends`.
+    fn is_decided(&mut self, nodes: &Nodes, now: Instant, sent: Instant, ends: Instant) -> bool {
         let missing = if now >= self.until {
             u64::MAX
         } else if self.votes.is_contested() || nodes.node_timeout.is_some() {
@@ -258,18 +260,19 @@ impl Proposal {
         }
         let Some(decision) = self.votes.decision() else { return false };
         self.has_votes |= self.votes.is_incomplete();
-        match decision {
-            Decision::Granted => self.state = ProposalState::Granted,
-            Decision::Held { split: true, .. } if self.backs_off() => self.back_off(nodes, now),
+        let taken = now.since(sent);
+        // A further round takes as long as this one.
+        let retry_at = self.retry_at(nodes, now).filter(|until| *until + taken <= ends);
+        match (decision, retry_at) {
+            (Decision::Granted, _) => self.state = ProposalState::Granted,
+            (Decision::Held { split: true, .. }, Some(until)) => self.back_off(until),
             // Nodes that fail late leave no time.
-            Decision::Failed
-                if self.backs_off() && now.since(sent) < self.until.since(sent) / 4 =>
-            {
+            (Decision::Failed, Some(until)) if taken < self.until.since(sent) / 4 => {
                 self.has_votes = true;
-                self.back_off(nodes, now);
+                self.back_off(until);
             }
             // A majority answers, and a competitor has some of its votes.
-            Decision::Failed if self.claim.enqueue && self.votes.majority_has_not_failed() => {
+            (Decision::Failed, _) if self.claim.enqueue && self.votes.majority_has_not_failed() => {
                 self.has_votes = true;
                 let is_ambiguous = self.block.is_none() && self.votes.is_ambiguous();
                 self.state = ProposalState::Rejected(if is_ambiguous {
@@ -278,18 +281,18 @@ impl Proposal {
                     Ok(self.contended(nodes, None, true))
                 });
             }
-            Decision::Held { expires_in, split } => {
+            (Decision::Held { expires_in, split }, _) => {
                 self.state = ProposalState::Rejected(Ok(self.contended(nodes, expires_in, split)));
             }
-            Decision::Low(number) if self.rounds < MAX_ROUNDS => {
+            (Decision::Low(number), _) if self.rounds < MAX_ROUNDS && now < ends => {
                 self.state = ProposalState::Open;
                 self.choose_block(number);
             }
             // Other proposals had greater numbers in each round.
-            Decision::Low(_) => {
+            (Decision::Low(_), _) => {
                 self.state = ProposalState::Rejected(Ok(self.contended(nodes, None, true)));
             }
-            Decision::Failed => {
+            (Decision::Failed, _) => {
                 self.has_votes = true;
                 // Without a number, a node cannot tell a vote that arrives after its withdrawal from a new one.
                 let error = match self.block {
@@ -302,16 +305,19 @@ impl Proposal {
         true
     }
 
-    /// Whether the request is proposed again in this call because others compete. A waiter retries without a back-off here.
-    fn backs_off(&self) -> bool {
-        !self.claim.enqueue && self.back_offs < MAX_BACK_OFFS && self.votes.is_contested()
-    }
-
-    fn back_off(&mut self, nodes: &Nodes, now: Instant) {
-        self.back_offs += 1;
+    /// When the request could be proposed again in this call because others compete. A waiter retries without a back-off here.
+    fn retry_at(&self, nodes: &Nodes, now: Instant) -> Option<Instant> {
+        if self.claim.enqueue || self.back_offs == MAX_BACK_OFFS || !self.votes.is_contested() {
+            return None;
+        }
         let least = pacing::min_silence_limit(self.claim.ttl);
         let longest = nodes.node_timeout.unwrap_or(least);
-        self.state = ProposalState::BackingOff(now + jitter::below(longest));
+        Some(now + jitter::below(longest))
+    }
+
+    fn back_off(&mut self, until: Instant) {
+        self.back_offs += 1;
+        self.state = ProposalState::BackingOff(until);
     }
 
     fn contended(

@@ -83,12 +83,14 @@ pub(crate) fn min_silence_limit(ttl: Duration) -> Duration {
 
 /// The time limit of one round, even if the nodes continue to answer other requests. The request to a node that answers
 /// nothing fails earlier, after the `request_timeout` of the pool.
-pub(crate) fn max_round_time(
-    ttl: Duration,
-    request_timeout: Duration,
-    node_timeout: Option<Duration>,
-) -> Duration {
-    (ttl / 2).min(request_timeout.saturating_mul(3)).max(node_timeout.unwrap_or_default())
+pub(crate) fn max_round_time(ttl: Duration, node_timeout: Option<Duration>) -> Duration {
+    (ttl / 2).max(node_timeout.unwrap_or_default())
+}
+
+/// The time limit of all rounds of a call. The pool gives up the call after four request timeouts, and the answers of the
+/// nodes would be lost.
+pub(crate) fn max_election_time(request_timeout: Duration) -> Duration {
+    request_timeout.saturating_mul(3)
 }
 
 #[cfg(test)]
