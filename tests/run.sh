@@ -146,6 +146,40 @@ install_servers() {
     export LOCK_TEST_OLD_SERVER
 }
 
+# `at_once COMMAND..`: these at once, up to three, each a call of a function, for what leaves cores idle. Their outputs follow
+# each other.
+at_once() {
+    local outputs ended=() at failed=()
+    outputs="$(mktemp -d)"
+    printf '==> at once, their outputs follow:\n'
+    printf '        %s\n' "$@"
+    trap 'kill "${ended[@]}"; cat "${outputs}"/*; rm -rf "${outputs}"; exit 130' INT TERM
+    for at in $(seq $#); do
+        # The port of a server that one of them has killed must not go to a server of another one, nor to a connection: the
+        # system takes these from 32768.
+        # shellcheck disable=SC2086
+        LOCK_TEST_PORTS="$((4000 + at * 7000)) $((11000 + at * 7000))" ${!at} >"${outputs}/${at}" 2>&1 &
+        ended+=($!)
+    done
+    for at in $(seq $#); do
+        current="in: ${!at}"
+        wait "${ended[at - 1]}" || failed+=("${!at}")
+        cat "${outputs}/${at}"
+    done
+    trap - INT TERM
+    rm -rf "${outputs}"
+    current="in: ${failed[*]}"
+    [[ ${#failed[@]} -eq 0 ]]
+}
+
+# The features take one core, the libraries the network.
+few_features() {
+    step "building with few features" tests/features.sh
+}
+other_languages() {
+    step "installing libraries of other languages" tests/foreign/install.sh
+}
+
 install_missing
 install_servers
 if ! command -v cargo >/dev/null && [[ -f "${HOME}/.cargo/env" ]]; then
@@ -158,11 +192,10 @@ all=(--all-features)
 
 step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
-step "building with few features" tests/features.sh
+at_once few_features other_languages
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
 # The command of a test that runs lockctl, see tests/src/lockctl.rs: its build then finds nothing to do.
 step "building the programs of the tests" cargo build "${all[@]}" --quiet --bin lockctl --examples --profile test
-step "installing libraries of other languages" tests/foreign/install.sh
 if [[ "${LOCK_TEST_NEWER:-off}" == on ]]; then
     step "installing newer servers of the stores" tests/servers.sh
 else
@@ -185,31 +218,11 @@ tests() {
     tested=$((tested + took))
 }
 
-# `together COMMAND..`: these at once, up to three, each a call of a function below, for programs that leave cores idle. Their
-# outputs follow each other.
+# Like `at_once`, for tests.
 together() {
-    local began="${SECONDS}" outputs ended=() at failed=()
-    outputs="$(mktemp -d)"
-    printf '==> at once, their outputs follow:\n'
-    printf '        %s\n' "$@"
-    trap 'kill "${ended[@]}"; cat "${outputs}"/*; rm -rf "${outputs}"; exit 130' INT TERM
-    for at in $(seq $#); do
-        # The port of a server that one of them has killed must not go to a server of another one, nor to a connection: the
-        # system takes these from 32768.
-        # shellcheck disable=SC2086
-        LOCK_TEST_PORTS="$((4000 + at * 7000)) $((11000 + at * 7000))" ${!at} >"${outputs}/${at}" 2>&1 &
-        ended+=($!)
-    done
-    for at in $(seq $#); do
-        current="in: ${!at}"
-        wait "${ended[at - 1]}" || failed+=("${!at}")
-        cat "${outputs}/${at}"
-    done
-    trap - INT TERM
-    rm -rf "${outputs}"
+    local began="${SECONDS}"
+    at_once "$@"
     tested=$((tested + SECONDS - began))
-    current="in: ${failed[*]}"
-    [[ ${#failed[@]} -eq 0 ]]
 }
 
 # Tests that no program runs.
