@@ -87,8 +87,9 @@ async fn without_the_column(server: SqlServer) {
     keep_locks(&one, &other).await;
     let later = patient(&url, ms(20_000)).await;
     let guard = later.lock("order:1").acquire().await.unwrap();
+    let call_site = format!("{}:{}", file!(), line!() - 1);
     let told = info(&later, "order:1").await.unwrap();
-    assert_eq!((told.process_id, told.call_site), (std::process::id(), None));
+    assert_eq!((told.process_id, told.call_site), (std::process::id(), Some(call_site)));
     guard.release().await.unwrap();
 }
 

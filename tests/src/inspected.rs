@@ -121,8 +121,9 @@ pub async fn tells_the_process_of_the_holder(url: &str, holder: &str, stored: im
         }
         // Otherwise by its ttl.
         let next = pool.lock("order:42").wait(2 * DEADLINE).acquire().await.unwrap();
+        let call_site = format!("{}:{}", file!(), line!() - 1);
         let own = pool.inspect("order:42").await.unwrap().holder.unwrap().info.unwrap();
-        assert_eq!((own.process_id, own.call_site), (std::process::id(), None));
+        assert_eq!((own.process_id, own.call_site), (std::process::id(), Some(call_site)));
         next.release().await.unwrap();
     }
 }

@@ -238,8 +238,9 @@ async fn a_quorum_tells_the_function_of_a_lock_without_a_fence() {
     let quorum = Quorum::start(3);
     let pool = LockPool::connect(&quorum.url()).await.unwrap();
     let guard = pool.lock("order:42").fencing(false).acquire().await.unwrap();
+    let call_site = format!("{}:{}", file!(), line!() - 1);
     let info = pool.inspect("order:42").await.unwrap().holder.unwrap().info.unwrap();
-    assert_eq!((info.process_id, info.call_site), (std::process::id(), None));
+    assert_eq!((info.process_id, info.call_site), (std::process::id(), Some(call_site)));
     assert!(stored_votes(&quorum).contains(&format!("/{}", std::process::id())));
     guard.release().await.unwrap();
     assert!(pool.inspect("order:42").await.unwrap().is_free());

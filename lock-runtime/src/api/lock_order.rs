@@ -183,7 +183,7 @@ impl<'a> NestedLock<'a> {
             LockLabel::Template(template, at) => {
                 (KeyClass::of_template(template), template, None, (at.file(), at.line()))
             }
-            LockLabel::Key(_) => return None,
+            LockLabel::Key(..) => return None,
         };
         Some(Self { pool: PoolIdentity::of(core), classes, keys, core, template, site, at })
     }

@@ -91,6 +91,7 @@ impl LockPool {
     }
 
     /// A request for the lock of `key`.
+    #[track_caller]
     pub fn lock(&self, key: impl Into<Key>) -> LockRequest {
         LockRequest::new(self.0.clone(), CallKeys::One(key.into()))
     }
@@ -98,6 +99,7 @@ impl LockPool {
     /// A request for the locks of all `keys`, all or nothing. The keys are sorted and de-duplicated, so two callers
     /// cannot wait for each other. A waiting request may block other waiters of some of the keys for 50 ms to 1.6 s. More
     /// than 128 keys are an [`ErrorKind::Config`](crate::ErrorKind::Config).
+    #[track_caller]
     pub fn lock_all<I>(&self, keys: I) -> LockRequest
     where
         I: IntoIterator,

@@ -44,8 +44,10 @@ pub struct LockRequest {
 
 impl LockRequest {
     /// A request for `keys`, with a fence.
+    #[track_caller]
     pub(crate) fn new(core: Arc<PoolCore>, keys: CallKeys) -> Self {
-        let label = LockLabel::Key(keys.first().cloned().unwrap_or(Key::from_static("")));
+        let first = keys.first().cloned().unwrap_or(Key::from_static(""));
+        let label = LockLabel::Key(first, Location::caller());
         let call = LockCall { core, label, keys: keys.checked(), shows_guard: true };
         Self { call, options: LockOptions::new().fencing(true) }
     }

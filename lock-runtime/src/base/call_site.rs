@@ -185,8 +185,8 @@ pub(crate) enum LockLabel {
     Site(&'static Site),
     /// Of the programmatic API: the template, and where the program gives it.
     Template(&'static str, &'static panic::Location<'static>),
-    /// Of the programmatic API, without a template.
-    Key(Key),
+    /// Of the programmatic API, without a template: the key, and where the program gives it.
+    Key(Key, &'static panic::Location<'static>),
 }
 
 impl LockLabel {
@@ -194,7 +194,7 @@ impl LockLabel {
         match self {
             Self::Site(site) => LockName::Template(site.template),
             Self::Template(template, _) => LockName::Template(template),
-            Self::Key(key) => LockName::Key(key.clone()),
+            Self::Key(key, _) => LockName::Key(key.clone()),
         }
     }
 
@@ -203,7 +203,7 @@ impl LockLabel {
         match self {
             Self::Site(site) => site.template,
             Self::Template(template, _) => template,
-            Self::Key(_) => UNNAMED,
+            Self::Key(..) => UNNAMED,
         }
     }
 
@@ -211,7 +211,7 @@ impl LockLabel {
     pub(crate) fn function(&self) -> Option<tracing::field::DisplayValue<&'static Site>> {
         match self {
             Self::Site(site) => Some(tracing::field::display(*site)),
-            Self::Template(..) | Self::Key(_) => None,
+            Self::Template(..) | Self::Key(..) => None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::base::call_location::CallLocation;
 use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
 use crate::base::metrics::LockMetrics;
@@ -44,10 +45,7 @@ impl LockSpec {
         if !self.policy.owner_info {
             return OwnerLabel::default();
         }
-        match &self.label {
-            LockLabel::Site(site) => OwnerLabel::of_process(Some(*site)),
-            LockLabel::Template(..) | LockLabel::Key(_) => OwnerLabel::of_process(None),
-        }
+        OwnerLabel::of_process(Some(CallLocation::of(&self.label)))
     }
 
     /// The key, if there is only one.

@@ -1,6 +1,7 @@
 //! Values and small mechanisms without I/O, which everything else is built on.
 
 pub(crate) mod backend_error;
+pub(crate) mod call_location;
 pub(crate) mod call_site;
 pub(crate) mod clock;
 pub(crate) mod error;

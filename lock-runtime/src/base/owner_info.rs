@@ -1,12 +1,11 @@
 //! The process of an owner, and the call that it acquires for, as stores keep them beside the owner token.
 
 use std::fmt;
-use std::path::Path;
 
-use crate::base::call_site::{Location, Site};
+use crate::base::call_location::{CallLocation, LONGEST_FILE};
 use crate::base::process::OfProcess;
 
-/// The process that holds a lock, and the annotated function.
+/// The process that holds a lock, and where in its source it calls for it.
 ///
 /// With the feature `serde` it can be serialized.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +15,8 @@ pub struct OwnerInfo {
     pub host: String,
     /// The number of the process on that host.
     pub process_id: u32,
-    /// File and line of the annotated function, such as `src/orders.rs:42`. `None` for the programmatic API.
+    /// File and line of the annotated function, such as `src/orders.rs:42`, or of the call of
+    /// [`LockPool::lock`](crate::LockPool::lock) or [`template`](crate::LockRequest::template). `None` if the store has only the process.
     pub call_site: Option<String>,
 }
 
@@ -68,15 +68,15 @@ impl OwnerInfo {
 
 /// What a request says about its owner: nothing, or `host/process`, or `host/process file:line`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct OwnerLabel(Option<(&'static str, Option<&'static Site>)>);
+pub(crate) struct OwnerLabel(Option<(&'static str, Option<CallLocation>)>);
 
 impl OwnerLabel {
     /// Says nothing.
     pub(crate) const EMPTY: Self = Self(None);
 
-    /// A label of this process, for a call at `site`.
-    pub(crate) fn of_process(site: Option<&'static Site>) -> Self {
-        Self(Some((process_text(), site)))
+    /// A label of this process, for a call at `location`.
+    pub(crate) fn of_process(location: Option<CallLocation>) -> Self {
+        Self(Some((process_text(), location)))
     }
 
     /// Whether it says something.
@@ -84,14 +84,13 @@ impl OwnerLabel {
         self.0.is_some()
     }
 
-    /// The parts of its text.
-    pub(crate) fn parts(&self) -> [&'static str; 3] {
-        let text = |at: &Location| format!("{}:{}", file_name(at.file), at.line);
-        match self.0 {
-            None => [""; 3],
-            Some((process, None)) => [process, "", ""],
-            Some((process, Some(site))) => [process, " ", site.location_text(text)],
-        }
+    /// Appends its text to `out`.
+    pub(crate) fn write(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        let Some((process, location)) = self.0 else { return Ok(()) };
+        out.write_str(process)?;
+        let Some(location) = location else { return Ok(()) };
+        out.write_char(' ')?;
+        location.write(out)
     }
 
     /// What it says.
@@ -102,15 +101,10 @@ impl OwnerLabel {
 
 impl fmt::Display for OwnerLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [process, space, location] = self.parts();
-        f.write_str(process)?;
-        f.write_str(space)?;
-        f.write_str(location)
+        self.write(f)
     }
 }
 
-/// Bytes of a path that are kept.
-const LONGEST_FILE: usize = 120;
 /// Bytes of the name of a host that are kept.
 const LONGEST_HOST: usize = 64;
 
@@ -118,27 +112,6 @@ const LONGEST_HOST: usize = 64;
 pub(crate) fn process_text() -> &'static str {
     static TEXT: OfProcess<String> = OfProcess::new();
     TEXT.get_or_init(|| format!("{}/{}", host(), std::process::id()))
-}
-
-/// What is kept of a path in the source of a program. The end of a long path tells more than its start. A dependency has an
-/// absolute path: its start is a directory of the machine that built the program.
-fn file_name(file: &str) -> &str {
-    tail(if Path::new(file).has_root() { in_package(file) } else { file }, LONGEST_FILE)
-}
-
-/// The part of an absolute path from the directory of its package on, such as `shop-1.2.0/src/orders.rs`.
-fn in_package(file: &str) -> &str {
-    const SEPARATORS: [char; 2] = ['/', '\\'];
-    let parts = |count| file.rmatch_indices(SEPARATORS).nth(count).map_or(0, |(at, _)| at + 1);
-    let depth = file.split(SEPARATORS).rev().position(|part| part == "src").unwrap_or(0);
-    // Without a directory `src` the name of the file remains.
-    let part = file.get(parts(if depth > 0 { depth + 1 } else { 0 })..).unwrap_or_default();
-    part.trim_start_matches(SEPARATORS)
-}
-
-fn tail(text: &str, length: usize) -> &str {
-    let from = text.len().saturating_sub(length);
-    (from..=text.len()).find_map(|from| text.get(from..)).unwrap_or_default()
 }
 
 /// The name of this host, without characters that have a meaning in the stored text.
@@ -163,7 +136,7 @@ crate::base::serialized_fields::serialized_fields!(OwnerInfo, it => {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::call_site::Location;
+    use crate::base::call_site::{Location, Site};
     use crate::base::options::LockOptions;
 
     #[test]
@@ -173,8 +146,9 @@ mod tests {
             "order:<id>",
             LockOptions::new(),
         );
-        for (site, call_site) in [(None, None), (Some(&SITE), Some("src/my orders.rs:42"))] {
-            let text = OwnerLabel::of_process(site).to_string();
+        let location = CallLocation::Site(&SITE);
+        for (location, call_site) in [(None, None), (Some(location), Some("src/my orders.rs:42"))] {
+            let text = OwnerLabel::of_process(location).to_string();
             let info = OwnerInfo::parse(text.as_bytes()).unwrap();
             assert_eq!(info.to_string(), text);
             assert_eq!(info.process_id, std::process::id());
@@ -195,29 +169,5 @@ mod tests {
         ] {
             assert_eq!(OwnerInfo::parse(other.as_bytes()), None, "{other}");
         }
-    }
-
-    #[test]
-    fn an_absolute_path_loses_the_directories_of_its_builder() {
-        for (file, kept) in [
-            ("src/orders.rs", "src/orders.rs"),
-            ("shop/src/api/orders.rs", "shop/src/api/orders.rs"),
-            (
-                "/home/me/.cargo/registry/src/index-1/shop-1.2.0/src/api/orders.rs",
-                "shop-1.2.0/src/api/orders.rs",
-            ),
-            ("/build/shop/src/orders.rs", "shop/src/orders.rs"),
-            ("/src/orders.rs", "src/orders.rs"),
-            ("/build/shop/tests/orders.rs", "orders.rs"),
-        ] {
-            assert_eq!(file_name(file), kept, "{file}");
-        }
-    }
-
-    #[test]
-    fn a_long_path_keeps_its_end() {
-        assert_eq!(tail("src/orders.rs", 9), "orders.rs");
-        assert_eq!(tail("a", 9), "a");
-        assert_eq!(tail("äö", 3), "ö");
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::call_location::CallLocation;
 use crate::base::call_site::LockLabel;
 use crate::base::clock::Instant;
 use crate::base::fence::Fence;
@@ -38,6 +39,8 @@ pub struct HeldLock {
     pub template: Option<&'static str>,
     /// The annotated function or the route, as events name it. `None` for the programmatic API.
     pub name: Option<String>,
+    /// File and line of the annotated function, the route or the request, such as `src/orders.rs:42`.
+    pub call_site: String,
     /// The first digits of the owner token, as [`LockPool::inspect`](crate::LockPool::inspect) shows them.
     pub owner: OwnerTag,
     /// How long the task has held it.
@@ -93,12 +96,13 @@ fn held_lock(lease: &Lease, queued: &HashMap<&Key, usize>, now: Instant) -> Held
     let (template, name) = match &spec.label {
         LockLabel::Site(site) => (Some(site.template()), Some(site.to_string())),
         LockLabel::Template(template, _) => (Some(*template), None),
-        LockLabel::Key(_) => (None, None),
+        LockLabel::Key(..) => (None, None),
     };
     HeldLock {
         keys: spec.keys.clone(),
         template,
         name,
+        call_site: CallLocation::of(&spec.label).to_string(),
         owner: lease.owner.tag(),
         held_for: now.since(lease.hold_began_at),
         valid_for: lease.valid_for(),
@@ -142,6 +146,7 @@ mod serialized {
         keys: it.keys.iter().map(Key::as_str).collect::<Vec<_>>(),
         template: it.template,
         name: it.name,
+        call_site: it.call_site,
         owner: it.owner,
         held_ms: millis(it.held_for),
         valid_ms: millis(it.valid_for),

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 use std::future::{Future, Ready, ready};
 use std::io;
+use std::panic::Location;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::str::FromStr;
@@ -100,14 +101,15 @@ pub struct LockMiddleware {
 #[derive(Clone)]
 enum ResourceKey {
     Path(Arc<PathTemplate>),
-    Computed(Arc<dyn Fn(&HttpRequest) -> Key + Send + Sync>),
+    /// And where the program gives it.
+    Computed(Arc<dyn Fn(&HttpRequest) -> Key + Send + Sync>, &'static Location<'static>),
 }
 
 impl fmt::Debug for ResourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Path(template) => template.fmt(f),
-            Self::Computed(_) => f.write_str("Computed(..)"),
+            Self::Computed(..) => f.write_str("Computed(..)"),
         }
     }
 }
@@ -133,7 +135,7 @@ impl LockMiddleware {
     pub fn parameter<T: FromStr + Display>(mut self, name: &'static str) -> Self {
         match &mut self.key {
             ResourceKey::Path(template) => Arc::make_mut(template).set_type::<T>(name),
-            ResourceKey::Computed(_) => panic!("a computed lock key has no parameter `<{name}>`"),
+            ResourceKey::Computed(..) => panic!("a computed lock key has no parameter `<{name}>`"),
         }
         self
     }
@@ -152,8 +154,10 @@ impl LockMiddleware {
     /// let routes = actix_web::App::new().wrap(by_tenant.template("tenant"));
     /// # drop(routes);
     /// ```
+    #[track_caller]
     pub fn new<K: Into<Key>>(key: impl Fn(&HttpRequest) -> K + Send + Sync + 'static) -> Self {
-        Self::with_key(ResourceKey::Computed(Arc::new(move |request| key(request).into())))
+        let key = Arc::new(move |request: &HttpRequest| key(request).into());
+        Self::with_key(ResourceKey::Computed(key, Location::caller()))
     }
 
     fn with_key(key: ResourceKey) -> Self {
@@ -178,9 +182,9 @@ impl LockMiddleware {
             ResourceKey::Path(template) => {
                 (rendered(template, request), LockLabel::Site(template.site()))
             }
-            ResourceKey::Computed(key) => {
+            ResourceKey::Computed(key, at) => {
                 let key = key(request.request());
-                (Ok(key.clone()), LockLabel::Key(key))
+                (Ok(key.clone()), LockLabel::Key(key, at))
             }
         };
         (key, self.name.clone().unwrap_or(label))

@@ -4,6 +4,7 @@ use std::fmt;
 #[cfg(feature = "axum")]
 use std::fmt::Display;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 #[cfg(feature = "axum")]
 use std::str::FromStr;
@@ -74,7 +75,8 @@ pub struct LockLayer {
 enum RequestKey {
     #[cfg(feature = "axum")]
     Path(Arc<PathTemplate>),
-    Computed(Arc<dyn Fn(&Parts) -> Key + Send + Sync>),
+    /// And where the program gives it.
+    Computed(Arc<dyn Fn(&Parts) -> Key + Send + Sync>, &'static Location<'static>),
 }
 
 impl fmt::Debug for RequestKey {
@@ -82,7 +84,7 @@ impl fmt::Debug for RequestKey {
         match self {
             #[cfg(feature = "axum")]
             Self::Path(template) => template.fmt(f),
-            Self::Computed(_) => f.write_str("Computed(..)"),
+            Self::Computed(..) => f.write_str("Computed(..)"),
         }
     }
 }
@@ -110,15 +112,17 @@ impl LockLayer {
     pub fn parameter<T: FromStr + Display>(mut self, name: &'static str) -> Self {
         match &mut self.key {
             RequestKey::Path(template) => Arc::make_mut(template).set_type::<T>(name),
-            RequestKey::Computed(_) => panic!("a computed lock key has no parameter `<{name}>`"),
+            RequestKey::Computed(..) => panic!("a computed lock key has no parameter `<{name}>`"),
         }
         self
     }
 
     /// Locks by a key that is computed from the head of the request. Values of a client are escaped only in the template of
     /// [`for_path`](Self::for_path). Here the program must ensure that two different values never give the same key.
+    #[track_caller]
     pub fn new<K: Into<Key>>(key: impl Fn(&Parts) -> K + Send + Sync + 'static) -> Self {
-        Self::with_key(RequestKey::Computed(Arc::new(move |parts| key(parts).into())))
+        let key = Arc::new(move |parts: &Parts| key(parts).into());
+        Self::with_key(RequestKey::Computed(key, Location::caller()))
     }
 
     fn with_key(key: RequestKey) -> Self {
@@ -156,9 +160,9 @@ impl LockLayer {
                 };
                 (template.render(&parameters.iter().collect::<Vec<_>>()), label)
             }
-            RequestKey::Computed(key) => {
+            RequestKey::Computed(key, at) => {
                 let key = key(parts);
-                (Ok(key.clone()), LockLabel::Key(key))
+                (Ok(key.clone()), LockLabel::Key(key, at))
             }
         }
     }

@@ -26,7 +26,7 @@ async fn the_holder_and_its_queue_are_shown() {
     let info = &json["holder"]["info"];
     assert_eq!(
         (&info["process_id"], &info["call_site"]),
-        (&json!(std::process::id()), &json!(null))
+        (&json!(std::process::id()), &json!(held.call_site))
     );
     let host = info["host"].as_str().unwrap();
     assert_eq!((&json["waiting"], json["waiters"].as_array().unwrap().len()), (&json!(1), 1));

@@ -1,5 +1,6 @@
 //! What the listeners of a lease are told, and what is left of them.
 
+use std::panic::Location;
 use std::sync::atomic::AtomicUsize;
 use std::task::{Wake, Waker};
 
@@ -43,7 +44,7 @@ impl Task {
 
 fn spec() -> LockSpec {
     let keys: Arc<[Key]> = [Key::from_static("k")].into();
-    let label = LockLabel::Key(keys[0].clone());
+    let label = LockLabel::Key(keys[0].clone(), Location::caller());
     LockSpec::new(label, keys, Policy::new(&LockOptions::new(), &Defaults::default()).unwrap(), "")
 }
 

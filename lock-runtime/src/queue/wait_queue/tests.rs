@@ -1,4 +1,5 @@
 use std::future::Future;
+use std::panic::Location;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -50,7 +51,8 @@ impl TestWaiter {
         let keys: Arc<[Key]> = [Key::from_static(key)].into();
         let options = LockOptions::new().fencing(fencing);
         let policy = Policy::new(&options, &Defaults::default()).unwrap();
-        let spec = LockSpec::new(LockLabel::Key(keys[0].clone()), keys, policy, "");
+        let spec =
+            LockSpec::new(LockLabel::Key(keys[0].clone(), Location::caller()), keys, policy, "");
         let (is_cancelled, rejected) = (Arc::default(), Arc::default());
         Self { spec: Arc::new(spec), is_cancelled, rejected }
     }

@@ -44,6 +44,7 @@
 //!    of the queue, releases and renewals have the token without it. A process of an older version takes the value for that of
 //!    another library.
 
+use std::fmt;
 use std::io::Write;
 use std::time::Duration;
 
@@ -116,10 +117,17 @@ impl ToRedisArgs for LockValue {
         let _ = argument.write_all(self.token.as_bytes());
         if self.label.is_some() {
             let _ = argument.write_all(b" ");
-            for part in self.label.parts() {
-                let _ = argument.write_all(part.as_bytes());
-            }
+            let _ = self.label.write(&mut TextWriter(argument));
         }
+    }
+}
+
+/// Text for a writer of bytes.
+struct TextWriter<W>(W);
+
+impl<W: Write> fmt::Write for TextWriter<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.write_all(text.as_bytes()).map_err(|_| fmt::Error)
     }
 }
 

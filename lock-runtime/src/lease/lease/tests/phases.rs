@@ -1,5 +1,6 @@
 //! How long a lease is valid, and what renewals, hand-offs and releases do to it.
 
+use std::panic::Location;
 use std::pin::pin;
 
 use super::*;
@@ -33,7 +34,7 @@ async fn pass(time: Duration) {
 /// Renewed every three seconds, unless `options` say otherwise.
 fn spec_of(options: LockOptions) -> LockSpec {
     let keys: Arc<[Key]> = [Key::from_static("k")].into();
-    let label = LockLabel::Key(keys[0].clone());
+    let label = LockLabel::Key(keys[0].clone(), Location::caller());
     LockSpec::new(label, keys, Policy::new(&options, &Defaults::default()).unwrap(), "app:")
 }
 

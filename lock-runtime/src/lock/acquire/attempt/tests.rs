@@ -1,3 +1,5 @@
+use std::panic::Location;
+
 use super::*;
 use crate::base::call_site::LockLabel;
 use crate::base::fence::Fence;
@@ -219,7 +221,7 @@ fn polls_double_to_640_ms_and_failures_to_160_ms() {
 #[test]
 fn a_request_carries_the_spec_the_owner_and_its_number() {
     let keys: std::sync::Arc<[Key]> = [Key::from_static("k")].into();
-    let label = LockLabel::Key(keys[0].clone());
+    let label = LockLabel::Key(keys[0].clone(), Location::caller());
     let policy = policy(LockOptions::new().min_hold(ms(30)).fencing(true).wait(Wait::Forever));
     let spec = LockSpec::new(label, keys, policy, "app:");
     let mut attempts = attempts();

@@ -1,3 +1,5 @@
+use std::panic::Location;
+
 use super::*;
 use crate::base::call_site::LockLabel;
 use crate::base::options::{Defaults, LockOptions, Wait};
@@ -18,7 +20,7 @@ fn at(millis: u64) -> Instant {
 fn spec_with(options: LockOptions) -> LockSpec {
     let keys: Arc<[Key]> = ["a", "b", "c"].map(Key::from_static).into();
     let policy = Policy::new(&options.ttl(TTL).fencing(true), &Defaults::default()).unwrap();
-    LockSpec::new(LockLabel::Key(keys[0].clone()), keys, policy, "")
+    LockSpec::new(LockLabel::Key(keys[0].clone(), Location::caller()), keys, policy, "")
 }
 
 fn spec() -> LockSpec {
