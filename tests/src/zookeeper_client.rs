@@ -110,6 +110,21 @@ impl ZooKeeperClient {
         int(&mut &stat[36..])
     }
 
+    /// The session that an ephemeral node ends with.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such node.
+    #[track_caller]
+    pub fn session_of(&mut self, path: &str) -> [u8; 8] {
+        let mut request = Vec::new();
+        put(&mut request, path.as_bytes());
+        request.push(0);
+        let stat = self.ask(3, &request).expect("the node is there");
+        // Behind four long numbers and three versions.
+        stat[44..52].try_into().expect("eight bytes")
+    }
+
     /// Whether a transaction that only checks for the node has an answer within `limit`. The client is of no use behind a lost one.
     pub fn answers_a_check(mut self, path: &str, limit: Duration) -> bool {
         let mut request = 1_i32.to_be_bytes().to_vec();

@@ -3,8 +3,8 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use lock_runtime::backend::{
@@ -12,7 +12,7 @@ use lock_runtime::backend::{
     ReleaseOutcome, ReleaseRequest, Successor,
 };
 use lock_runtime::testing::open_backend;
-use lock_runtime::{Key, LockPool, Wait};
+use lock_runtime::{Credentials, Key, LockPool, Wait};
 use lock_tests::poll::poll_n;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
@@ -21,6 +21,11 @@ use lock_tests::{FaultProxy, Worker, ZooKeeperServer, eventually_async};
 use tokio::task::JoinSet;
 
 use super::conformance::{until_nothing_is_left, until_queued};
+
+/// The right to make nodes below one, as a bit.
+const CREATE: i32 = 4;
+/// The right to delete them.
+const DELETE: i32 = 8;
 
 fn request(key: &str, ttl: u64) -> AcquireRequest {
     let keys: Arc<[Key]> = Arc::new([Key::from(key)]);
@@ -395,6 +400,102 @@ async fn a_release_that_was_not_sent_is_repeated_with_its_successor() {
     assert_eq!(outcome, Some(ReleaseOutcome::SuccessorGranted));
     let lease = LeaseRef::new(claim.keys.clone(), successor, ms(20_000));
     assert_eq!(renew(&store, &lease).await, Ok(LeaseStatus::Held));
+}
+
+/// The release needs no right to make nodes.
+#[tokio::test]
+async fn a_refused_successor_does_not_keep_the_lock() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let claim = request("order:1", 20_000);
+    assert!(is_granted(&acquire(&store, &claim).await));
+    let mut client = server.client();
+    client.set_rights(&format!("{root}/order:1"), 31 & !CREATE).unwrap();
+    let mut release = ReleaseRequest::new(claim.lease());
+    release.successor = Some(Successor::new(Owner::random().unwrap(), ms(20_000)));
+    let released = store.release(&[release]).await.remove(0);
+    assert_eq!(released.unwrap(), ReleaseOutcome::Freed);
+    assert!(server.queue(&root, "order:1").is_empty());
+}
+
+/// The servers check no rights when they delete the nodes of a session that ends.
+#[tokio::test]
+async fn a_lock_that_may_no_longer_be_deleted_ends_with_its_session() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let [refused, other] = [1, 2].map(|number| request(&format!("order:{number}"), 3_000));
+    for claim in [&refused, &other] {
+        assert!(is_granted(&acquire(&store, claim).await));
+    }
+    let mut client = server.client();
+    client.set_rights(&format!("{root}/order:1"), 31 & !DELETE).unwrap();
+    let release = |claim: &AcquireRequest| [ReleaseRequest::new(claim.lease())];
+    let error = store.release(&release(&refused)).await.remove(0).unwrap_err();
+    assert_eq!(error.kind(), FailureKind::Rejected, "{error}");
+
+    let mut session_of = |key: &str| {
+        let node = server.queue(&root, key).remove(0);
+        client.session_of(&format!("{root}/{key}/{node}"))
+    };
+    let session = session_of("order:2");
+    let mut number = 2;
+    eventually_async(DEADLINE, "new locks get another session", async || {
+        assert_eq!(renew(&store, &other.lease()).await, Ok(LeaseStatus::Held));
+        number += 1;
+        let key = format!("order:{number}");
+        let claim = request(&key, 3_000);
+        assert!(is_granted(&acquire(&store, &claim).await));
+        let is_another = session_of(&key) != session;
+        store.release(&release(&claim)).await.remove(0).unwrap();
+        is_another
+    })
+    .await;
+    assert_eq!(session_of("order:1"), session, "the session has another lock");
+    assert_eq!(renew(&store, &other.lease()).await, Ok(LeaseStatus::Held));
+    store.release(&release(&other)).await.remove(0).unwrap();
+    eventually_async(DEADLINE, "the session ends", async || {
+        server.queue(&root, "order:1").is_empty()
+    })
+    .await;
+}
+
+/// A server compares the passwords of a connection with those that nodes were made with.
+#[tokio::test]
+async fn locks_outlive_a_change_of_the_password() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let password = Arc::new(Mutex::new("c4n4ry-one"));
+    let given = {
+        let password = password.clone();
+        move || {
+            let credentials = Credentials::new("worker", *password.lock().unwrap());
+            async move { Ok::<_, std::io::Error>(credentials) }
+        }
+    };
+    let url = |login: &str| format!("zookeeper://{login}127.0.0.1:{}{root}", server.port());
+    let builder = LockPool::builder(url_at(proxy.port(), &root)).ttl(ms(20_000));
+    let pool = builder.wait(DEADLINE).credentials(given).connect().await.unwrap();
+    let held = pool.lock("order:1").acquire().await.unwrap();
+    let former = patient(url("worker:c4n4ry-one@"), ms(20_000)).await;
+    let waiting = acquire_in_task(&former, "order:1");
+    eventually_async(DEADLINE, "the other owner waits", async || {
+        pool.inspect("order:1").await.unwrap().waiting == Some(1)
+    })
+    .await;
+
+    *password.lock().unwrap() = "c4n4ry-two";
+    let connections = proxy.connections();
+    proxy.cut();
+    eventually_async(DEADLINE, "the pool connects again", async || {
+        proxy.connections() > connections && held.verify().await.is_ok()
+    })
+    .await;
+    // Its nodes belong to both passwords.
+    cycle(&pool, "order:2").await;
+    let later = patient(url("worker:c4n4ry-two@"), ms(20_000)).await;
+    cycle(&later, "order:2").await;
+    held.release().await.unwrap();
+    joined("the other owner", waiting).await.1.release().await.unwrap();
 }
 
 /// A renewal that moves the node is dropped behind its request: the owner's number stays.

@@ -31,7 +31,8 @@ async fn a_lock_is_taken_from_the_holder_that_is_named() {
         let refused = release(&server, more);
         assert_eq!((refused.code, &*refused.stdout), (2, ""), "{refused:?}");
         assert!(refused.stderr.contains(says) && refused.stderr.contains(&owner), "{refused:?}");
-        assert!(refused.stderr.contains(&format!("/{})", std::process::id())), "{refused:?}");
+        let by = format!("/{} {}:", std::process::id(), file!());
+        assert!(refused.stderr.contains(&by), "{refused:?}");
     }
     let another = release(&server, &["--force", "--yes", "--owner", "00000000"]);
     assert_eq!((another.code, &another.json()["released"]), (3, &false.into()), "{another:?}");

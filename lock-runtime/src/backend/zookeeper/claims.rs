@@ -10,7 +10,7 @@ use crate::backend::queue_events::QueueEvents;
 use crate::backend::zookeeper::lock_node::{LockNode, Slot};
 use crate::backend::zookeeper::owner_claims::{ClaimIndex, Claims, OwnerClaim};
 use crate::backend::zookeeper::protocol::operation::NodeOperation;
-use crate::backend::zookeeper::session::SessionEnd;
+use crate::backend::zookeeper::session::{LiveSession, SessionEnd};
 use crate::base::clock::{Clock, Instant};
 use crate::base::key::Key;
 
@@ -126,6 +126,18 @@ impl ClaimTable {
             }
         }
         if stays { SessionEnd::Nodes(ending) } else { SessionEnd::Session }
+    }
+
+    /// Ends `session` if it has no nodes but those that are about to be deleted. From then on no slot takes it. Returns whether it
+    /// has ended.
+    pub(crate) fn end_if_unused(&self, session: &LiveSession) -> bool {
+        let claims = self.claims();
+        let is_leaving = |slot: &Slot| matches!(slot, Slot::Node(node) if node.is_leaving());
+        let is_used = claims.all().any(|(_, claim, _)| {
+            let mut slots = claim.slots.iter().map(|(_, slot)| slot);
+            slots.any(|slot| slot.session().is(session) && !is_leaving(slot))
+        });
+        !is_used && session.end()
     }
 
     /// The node at `path` is gone without a release. What has replaced it meanwhile stays.

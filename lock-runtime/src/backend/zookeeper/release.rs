@@ -50,7 +50,7 @@ impl LockNodes {
             if passed != ReleaseOutcome::NotHeld {
                 return Ok(passed);
             }
-            // A retry over another connection may have moved the node.
+            // A retry over another connection may have moved the node, or the successor's was refused.
         }
         let is_held = self.free(&session, &turn, &lease.keys, false).await?;
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
@@ -86,7 +86,12 @@ impl LockNodes {
         let before = self.mark_leaving(owner, ending.iter().map(|node| &node.key));
         if !ending.is_empty() {
             let deleted = self.delete_ending(session, &ending).await;
-            let gone = deleted.inspect_err(|error| self.restore_unsent(owner, before, error))?;
+            let gone = deleted.inspect_err(|error| {
+                // A refused node of an overdue claim ends with its session.
+                if !is_last || error.kind() != FailureKind::Rejected {
+                    self.restore_unsent(owner, before, error);
+                }
+            })?;
             if !gone.is_empty() && is_last {
                 // An overdue claim ends only what this process has made.
                 is_held = false;
@@ -114,14 +119,19 @@ impl LockNodes {
     ) -> Result<Vec<Key>, BackendError> {
         let deletes = ending.iter().map(|node| NodeOperation::Delete { path: node.path.clone() });
         let answers = session.send(deletes.collect()).get().await?;
-        let (mut gone, mut deleted) = (Vec::new(), Vec::new());
+        let (mut gone, mut deleted, mut failed) = (Vec::new(), Vec::new(), None);
         for (node, answer) in ending.iter().zip(answers) {
             match answer {
                 Ok(_) => deleted.push(&node.key),
                 Err(ServerCode::NO_NODE) if node.is_granted => gone.push(node.key.clone()),
                 Err(ServerCode::NO_NODE) => {}
-                Err(code) => return Err(failure(code).after_a_part()),
+                Err(code) => failed = failed.or(Some(failure(code))),
             }
+        }
+        match failed {
+            Some(error) if deleted.is_empty() => return Err(error),
+            Some(error) => return Err(error.after_a_part()),
+            None => {}
         }
         // Of several nodes for a key, one may have ended meanwhile.
         gone.retain(|key| !deleted.contains(&key));
@@ -327,7 +337,11 @@ impl LockNodes {
             Err(code) => {
                 let error = failure(code);
                 on_failure(before, &error);
-                return Err(error);
+                // Nothing of the transaction was applied. The release itself needs no new node.
+                return match error.kind() {
+                    FailureKind::MaybeApplied => Err(error),
+                    FailureKind::NotApplied | FailureKind::Rejected => Ok(ReleaseOutcome::NotHeld),
+                };
             }
         };
         let Some(OperationAnswer::Created { path, stat }) = created else {

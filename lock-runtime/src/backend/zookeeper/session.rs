@@ -117,6 +117,11 @@ impl SessionClient {
         let _ = self.requests.send(SessionRequest::Close(end));
     }
 
+    /// Whether the task has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.requests.is_closed()
+    }
+
     /// Waits until the task has ended.
     pub(crate) async fn closed(&self) {
         self.requests.closed().await;
@@ -155,6 +160,19 @@ impl LiveSession {
     /// Whether the session has not expired, as far as is known here.
     pub(crate) fn is_current(&self) -> bool {
         self.client.incarnation.load(Ordering::SeqCst) == self.open.incarnation
+    }
+
+    /// Ends the session after all requests that were sent before. From then on it is not [current](Self::is_current). Returns
+    /// `false` if it has ended before.
+    pub(crate) fn end(&self) -> bool {
+        let (open, next) = (self.open.incarnation, self.open.incarnation + 1);
+        let incarnation = &self.client.incarnation;
+        let ends =
+            incarnation.compare_exchange(open, next, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if ends {
+            self.client.begin_close(SessionEnd::Session);
+        }
+        ends
     }
 
     /// Sends `operations` one after another, before this method returns.

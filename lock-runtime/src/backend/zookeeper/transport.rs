@@ -15,6 +15,7 @@ use crate::backend::zookeeper::server_error::{malformed, unreachable};
 use crate::backend::zookeeper::url::Ensemble;
 use crate::backend::{BackendError, Limits};
 use crate::base::error::LockError;
+use crate::base::mutex::Mutex;
 use crate::base::text::rounded;
 
 /// The longest frame that is read. The names in the queue of a key come in one frame.
@@ -24,9 +25,14 @@ const LONGEST_FRAME: usize = 32 << 20;
 pub(crate) struct EnsembleDialer {
     pub(crate) ensemble: Ensemble,
     pub(crate) credentials: Option<Provider>,
+    /// What the provider has given so far, in this order, as `user:password`.
+    former_logins: Mutex<Vec<String>>,
     pub(crate) servers: ServerAddresses,
     pub(crate) limits: Limits,
 }
+
+/// No more logins are sent on a connection, and none that came before them.
+const MOST_LOGINS: usize = 8;
 
 impl EnsembleDialer {
     /// Reads the certificate files.
@@ -37,7 +43,7 @@ impl EnsembleDialer {
     ) -> Result<Self, LockError> {
         let (servers, tls) = (ensemble.servers.clone(), ensemble.tls.clone());
         let servers = ServerAddresses::new(servers, tls, None).await?;
-        Ok(Self { ensemble, credentials, servers, limits })
+        Ok(Self { ensemble, credentials, former_logins: Mutex::default(), servers, limits })
     }
 
     pub(crate) fn has_login(&self) -> bool {
@@ -67,7 +73,7 @@ impl EnsembleDialer {
         identity: &SessionIdentity,
         asked: Duration,
     ) -> Result<(Box<dyn ServerStream>, SessionOffer), OpenFailure> {
-        let login = self.login().await?;
+        let logins = self.logins().await?;
         let failed = |error: std::io::Error| unreachable(name, &why(&error));
         let mut stream = self.servers.connect(server).await.map_err(failed)?;
         let refused = |error: std::io::Error| OpenFailure {
@@ -82,8 +88,10 @@ impl EnsembleDialer {
             // A session that was never open cannot have expired.
             return Err(malformed().before_sending().into());
         }
-        if let (Some(user_and_password), SessionOffer::Open { .. }) = (login, &offer) {
-            stream.write_all(&self::login(&user_and_password)).await.map_err(failed)?;
+        if let SessionOffer::Open { .. } = offer {
+            for user_and_password in logins {
+                stream.write_all(&login(&user_and_password)).await.map_err(failed)?;
+            }
         }
         Ok((stream, offer))
     }
@@ -101,11 +109,22 @@ impl EnsembleDialer {
         Ok(timeout)
     }
 
-    /// `user:password` for this connection.
-    async fn login(&self) -> Result<Option<String>, BackendError> {
-        let Some(provider) = &self.credentials else { return Ok(self.ensemble.login.clone()) };
+    /// Each `user:password` for this connection. ZooKeeper compares a password only with those that nodes belong to. So the former
+    /// ones are sent, too: the nodes of this pool belong to them, among these the locks that it holds.
+    async fn logins(&self) -> Result<Vec<String>, BackendError> {
+        let Some(provider) = &self.credentials else {
+            return Ok(self.ensemble.login.iter().cloned().collect());
+        };
         let given = provider.credentials().await?;
-        Ok(Some(format!("{}:{}", given.named_user()?, given.secret())))
+        let login = format!("{}:{}", given.named_user()?, given.secret());
+        let mut logins = self.former_logins.lock();
+        if !logins.contains(&login) {
+            if logins.len() == MOST_LOGINS {
+                logins.remove(0);
+            }
+            logins.push(login);
+        }
+        Ok(logins.clone())
     }
 }
 

@@ -49,6 +49,8 @@ pub(crate) struct TtlClasses {
     margin: Duration,
     /// By the timeout that was asked for.
     sessions: Mutex<Vec<(Duration, Arc<SessionClient>)>>,
+    /// These get no further locks, and end after those that they have.
+    retired: Mutex<Vec<Arc<SessionClient>>>,
     numbers: AtomicU64,
 }
 
@@ -60,8 +62,8 @@ impl TtlClasses {
         sink: Arc<dyn SessionSink>,
     ) -> Self {
         let margin = margin(dialer.limits.request);
-        let (sessions, numbers) = (Mutex::default(), AtomicU64::new(0));
-        Self { dialer, clock, sink, margin, sessions, numbers }
+        let (sessions, retired, numbers) = Default::default();
+        Self { dialer, clock, sink, margin, sessions, retired, numbers }
     }
 
     /// The timeout that a session needs so that its nodes stay for `kept_for`.
@@ -152,9 +154,24 @@ impl TtlClasses {
         client
     }
 
-    /// All sessions that were opened.
+    /// From now on `session` gets no further locks: the next one opens another session.
+    pub(crate) fn retire(&self, session: &LiveSession) {
+        let mut sessions = self.sessions.lock();
+        let is_it =
+            |(_, client): &(Duration, Arc<SessionClient>)| client.number == session.number();
+        if let Some(at) = sessions.iter().position(is_it) {
+            let (_, client) = sessions.remove(at);
+            let mut retired = self.retired.lock();
+            retired.retain(|client| !client.has_ended());
+            retired.push(client);
+        }
+    }
+
+    /// All sessions that may be open.
     pub(crate) fn all(&self) -> Vec<Arc<SessionClient>> {
-        self.sessions.lock().iter().map(|(_, client)| client.clone()).collect()
+        let sessions = self.sessions.lock();
+        let serving = sessions.iter().map(|(_, client)| client);
+        serving.chain(self.retired.lock().iter()).cloned().collect()
     }
 }
 

@@ -13,7 +13,8 @@ use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::release::DELETE_AGAIN;
 use crate::backend::zookeeper::server_error::failure;
-use crate::backend::{BackendError, Owner};
+use crate::backend::zookeeper::session::SessionSink;
+use crate::backend::{BackendError, FailureKind, Owner};
 
 /// Runs until the pool is dropped. Dropping the future ends what it has started.
 pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedReceiver<ChangedHold>) {
@@ -53,8 +54,22 @@ impl LockNodes {
             Ok(session) => self.free(&session, &turn, &keys, true).await,
             Err(error) => Err(error),
         };
-        if ended.is_err() {
-            self.claims.owners.end_at(&owner, self.claims.now() + DELETE_AGAIN, false);
+        let Err(error) = ended else { return };
+        if error.kind() == FailureKind::Rejected {
+            self.end_with_sessions(&owner);
+        }
+        self.claims.owners.end_at(&owner, self.claims.now() + DELETE_AGAIN, false);
+    }
+
+    /// Nodes of `owner` may not be deleted. The server deletes them with their sessions, without a check of rights: these get no
+    /// further locks, and each ends once only such nodes are left in it.
+    fn end_with_sessions(&self, owner: &Owner) {
+        for (_, slot) in self.claims.slots(owner) {
+            let session = slot.session();
+            self.classes.retire(session);
+            if self.claims.end_if_unused(session) {
+                self.claims.expired(session.number(), session.incarnation());
+            }
         }
     }
 
